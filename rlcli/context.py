@@ -37,9 +37,9 @@ class RunFacts:
     """Whether prompts end within an open <think>."""
     day: date | None = None
     """The date that the chat template uses as today; None if it uses none."""
-    images: ImageRule | None = None
-    """Image preprocessing of the model, if it sees images."""
-    pictures: int = 0
+    image_rule: ImageRule | None = None
+    """Image preprocessing of the model, if it takes images."""
+    max_images: int = 0
     """Maximum number of images of a prompt."""
 
 

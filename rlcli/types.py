@@ -64,7 +64,7 @@ class Prompt:
         return "".join((repr(self), *self.image_digests())).encode(errors="surrogatepass")
 
     def problem(self, *, with_extra_info: bool = False) -> str:
-        """32 hexadecimal digits, equal for rows that pose the same problem: equal messages, pictures, ground truth and
+        """32 hexadecimal digits, equal for rows that pose the same problem: equal messages, images, ground truth and
         verifier. In an evaluation, responses to such rows are samples of one prompt.
 
         with_extra_info: `extra_info` must be equal too, but for the row's `index` and `split`: an environment may read

@@ -2,7 +2,7 @@
 
 `scripts/env` copies this module into the environment and has each of its Pythons import it, by a `.pth` file, where
 torchvision does not load otherwise. Nothing is imported until torchvision is: then the two operators are declared that
-its import would look for in its own library. Those cannot be called; resizing pictures needs none of them.
+its import would look for in its own library. Those cannot be called; resizing images needs none of them.
 """
 
 import sys

@@ -45,16 +45,16 @@ def log_steps(
     resumed_at: int | None = None,
     failed: bool = False,
 ) -> None:
-    """Log `steps` to one tracker, with samples of the first and of those with an evaluation, and a picture at the end;
+    """Log `steps` to one tracker, with samples of the first and of those with an evaluation, and an image at the end;
     it must report no problem."""
     notes: list[str] = []
     trackers = open_trackers([name], folder, "arith", config, notes.append, resumed_at)
     for step, metrics in steps:
         write_step(folder, step)
         trackers.log(step, metrics)
-    picture = folder.path / "reward.png"
-    reward_curve_png(picture, *zip(*[(step, metrics["reward/mean"]) for step, metrics in steps], strict=True), {})
-    trackers.picture("reward", picture)
+    image = folder.path / "reward.png"
+    reward_curve_png(image, *zip(*[(step, metrics["reward/mean"]) for step, metrics in steps], strict=True), {})
+    trackers.image("reward", image)
     trackers.close(failed)
     assert notes == [], (folder.logs / f"tracker-{name}.log").read_text()
 

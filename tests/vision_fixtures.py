@@ -1,4 +1,4 @@
-"""Tiny models that see pictures, and rows for them."""
+"""Tiny vision-language models, and rows for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS_TEMPLATE = """\
 {%- if message.content is string -%}{{- message.content -}}
 {%- else -%}
 {%- for part in message.content -%}
-{{- 'PICTURE' if part.type == 'image' else part.text -}}
+{{- 'IMAGE_TOKEN' if part.type == 'image' else part.text -}}
 {%- endfor -%}
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
@@ -29,13 +29,13 @@ TOOLS_TEMPLATE = """\
 {%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""With tools, whose results may have pictures. PICTURE: as in the templates of `rlcli.model.io.tiny_vision`."""
-Seen = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
-"""Tokens, how many of them are the prompt, and its pictures."""
+"""With tools, whose results may have images. IMAGE_TOKEN: as in the templates of `rlcli.model.io.tiny_vision`."""
+ImageRow = tuple[np.ndarray, int, tuple[np.ndarray, ...]]
+"""Tokens, how many of them are the prompt, and its images."""
 
 
-def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
-    """A model whose log-probs depend on the pictures: random towers say too little."""
+def model_and_rule(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
+    """A model whose log-probs depend on the images: random vision encoders say too little."""
     lm = vision_model(kind, **sizes).eval()
     with torch.no_grad():
         for name, weight in lm.named_parameters():
@@ -47,7 +47,7 @@ def seeing(kind: str, **sizes: Any) -> tuple[Any, ImageRule]:
 def speaking(kind: str) -> Any:
     """A tokenizer of such a model, whose template has tools."""
     tokenizer = vision_tokenizer(kind)
-    tokenizer.chat_template = TOOLS_TEMPLATE.replace("PICTURE", FAMILIES[kind].picture)
+    tokenizer.chat_template = TOOLS_TEMPLATE.replace("IMAGE_TOKEN", FAMILIES[kind].image_token)
     return tokenizer
 
 
@@ -58,33 +58,33 @@ def encoded(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
     return out.getvalue()
 
 
-def pictures_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+def images_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
     """Noise of these sizes, height and width in tokens, or in tiles."""
     rng, side = np.random.default_rng(seed), len(rule.blank)
     return [
-        rule.prepared(Image.fromarray(rng.integers(0, 256, (side * height, side * width, 3)).astype(np.uint8)))
+        rule.preprocess(Image.fromarray(rng.integers(0, 256, (side * height, side * width, 3)).astype(np.uint8)))
         for height, width in sizes
     ]
 
 
-def row_of(rule: ImageRule, pictures: tuple[np.ndarray, ...], response: int, first: int = 50) -> Seen:
-    """A prompt that shows the pictures between other tokens, and a response of so many tokens."""
+def row_of(rule: ImageRule, images: tuple[np.ndarray, ...], response: int, first: int = 50) -> ImageRow:
+    """A prompt that shows the images between other tokens, and a response of so many tokens."""
     ids = [20, 21]
-    for number in range(len(pictures)):
+    for number in range(len(images)):
         ids += [5, rule.token, 6, 30 + number]
-    prompt = rule.expanded(ids, [(picture.shape[1], picture.shape[0]) for picture in pictures])
-    return np.array([*prompt, *range(first, first + response)], np.int32), len(prompt), pictures
+    prompt = rule.expanded(ids, [(image.shape[1], image.shape[0]) for image in images])
+    return np.array([*prompt, *range(first, first + response)], np.int32), len(prompt), images
 
 
-def padded_log_probs(lm: Any, rule: ImageRule, rows: list[Seen]) -> torch.Tensor:
+def padded_log_probs(lm: Any, rule: ImageRule, rows: list[ImageRow]) -> torch.Tensor:
     """By transformers alone, row by row, with the positions that the model makes itself."""
     found = []
-    for tokens, prompt, pictures in rows:
+    for tokens, prompt, images in rows:
         lm.base_model.rope_deltas = None  # of the models with three positions
-        shown = {name: torch.tensor(values) for name, values in rule.inputs(pictures).items()} if pictures else {}
-        if "image_grid_thw" in shown:
-            shown["mm_token_type_ids"] = torch.tensor(tokens == rule.token).int()[None]
+        inputs = {name: torch.tensor(values) for name, values in rule.inputs(images).items()} if images else {}
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = torch.tensor(tokens == rule.token).int()[None]
         ids = torch.tensor(tokens).long()[None]
-        logits = lm(input_ids=ids, **shown).logits[0].index_fill(1, torch.tensor(rule.never), -1e9)
+        logits = lm(input_ids=ids, **inputs).logits[0].index_fill(1, torch.tensor(rule.never), -1e9)
         found.append(logits.log_softmax(-1)[prompt - 1 : -1].gather(-1, ids[0, prompt:, None])[:, 0])
     return torch.cat(found)

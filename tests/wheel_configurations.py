@@ -1,7 +1,7 @@
 """Resolves what `VllmEngine` passes with the vLLM that is imported, for every kind of run: a program of
 tests/integration/test_vllm_wheels.py, whose processes have `wheel_stubs` in PYTHONPATH.
 
-usage: wheel_configurations.py DENSE MIXTURE PICTURES: folders of models. Prints kind → what vLLM makes of it, as JSON.
+usage: wheel_configurations.py DENSE MIXTURE VISION: folders of models. Prints kind → what vLLM makes of it, as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlcli.errors import RlcliError
 from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.vllm.vllm_arguments import engine_arguments, environment_variables
 
-DENSE, MIXTURE, PICTURES = sys.argv[1:]
+DENSE, MIXTURE, VISION = sys.argv[1:]
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "lora_targets": "all-linear,experts",
         "lora_experts": True,
     },
-    "pictures": {"model": PICTURES, "images": object(), "pictures": 2},
+    "vision": {"model": VISION, "image_rule": object(), "max_images": 2},
 }
 
 

@@ -1,4 +1,4 @@
-"""Prompts about the pictures of a row."""
+"""Prompts about the images of a row."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.images.row_images import marked, pictures
+from rlcli.images.row_images import load_images, marked
 from rlcli.types import ConvertOptions, Message
 from rlcli_data_prep.sources import first
 
 
 def images_of(row: Mapping[str, Any], options: ConvertOptions, *columns: str) -> tuple[bytes, ...]:
-    """The pictures in the first of `columns` that is not None, one or a list.
+    """The images in the first of `columns` that is not None, one or a list.
 
     Paths are relative to the local source's folder and lead to files in it; those of a hub dataset lead to what was
     downloaded. Raises `DataError` if there is none, and `BadImage`.
@@ -22,10 +22,10 @@ def images_of(row: Mapping[str, Any], options: ConvertOptions, *columns: str) ->
     column, value = first(row, *columns)
     source = Path(options.source or "").expanduser()
     if options.source and source.exists():
-        images = pictures(value, source if source.is_dir() else source.parent)
+        images = load_images(value, source if source.is_dir() else source.parent)
     else:
         downloads, *further_folders = _downloads()
-        images = pictures(value, downloads, further_folders)
+        images = load_images(value, downloads, further_folders)
     if not images:
         raise DataError(f"no image in column '{column}'", "fix that row, or give a source with that column")
     return images

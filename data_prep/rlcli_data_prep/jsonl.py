@@ -19,7 +19,7 @@ from rlcli_data_prep.sources import ENDINGS, read_splits, text_of
 OPTIONS = {
     "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt, or else messages; and "
     "answer=answer, or else ground_truth); a.b.c is a field in a struct; ground_truth also means the answer, images "
-    "the pictures, choices those of a question; any other name goes into extra_info, response for a worked answer; its "
+    "the images, choices those of a question; any other name goes into extra_info, response for a worked answer; its "
     "other columns are kept there under their own names",
     "verifier": "what scores the rows: a name or an expression (none: named when training, --verifier)",
     "instruction": "text to append to each question, such as the answer format that the verifier reads (none)",
@@ -38,7 +38,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The question (text or a chat), the ground truth (see `ground_truths`; empty if there is neither a column for it
-    nor a verifier), and pictures if `columns` names them.
+    nor a verifier), and images if `columns` names them.
 
     A chat that ends with the assistant's answer is cut before it; the answer becomes `response`, if the row has none.
     `extra_info` has the other columns of `columns`, under our name, and those of the source, under its own: a reward
@@ -60,9 +60,9 @@ def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str)
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
     images: tuple[bytes, ...] = ()
-    picture = columns.pop("images", "")
-    if picture:
-        images = images_of({picture: column_value(row, picture, "images")}, options, picture)
+    image_column = columns.pop("images", "")
+    if image_column:
+        images = images_of({image_column: column_value(row, image_column, "images")}, options, image_column)
         messages = marked(messages, len(images))
     # `answer` or `ground_truth` names the answer; with both, `answer` is one more column for extra_info.
     answer = columns.pop("ground_truth", "") or columns.pop("answer", "")
@@ -78,7 +78,7 @@ def prompt_of(row: Mapping[str, Any], options: ConvertOptions, source_name: str)
                 "else give the letter or the text",
             )
         truth = letter_of(truth, choices)
-    extra_info = _kept(row, {question, picture}) | {name: _json(row, column) for name, column in columns.items()}
+    extra_info = _kept(row, {question, image_column}) | {name: _json(row, column) for name, column in columns.items()}
     if answer_turn:
         extra_info.setdefault("response", answer_turn)
     if choices:

@@ -1,4 +1,4 @@
-"""Generated pictures of coloured shapes in a grid, with questions that only the picture answers."""
+"""Generated images of coloured shapes in a grid, with questions that only the image answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle")
 KINDS = ("count", "compare", "locate")
 TEST_SHARE = 5
-"""One in this many pictures belongs to the test split."""
+"""One in this many images belongs to the test split."""
 
 Thing = tuple[str, str]
 """Colour and shape."""
@@ -33,7 +33,7 @@ Scene = tuple[Thing | None, ...]
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
-    """Rows whose kinds, and whose answers within a kind, are equally frequent. No picture is in both splits."""
+    """Rows whose kinds, and whose answers within a kind, are equally frequent. No image is in both splits."""
     cells = CELLS if options.cells is None else options.cells
     cell = CELL if options.cell is None else options.cell
     kinds = [kind.strip() for kind in (options.kinds or ",".join(KINDS)).split(",")]
@@ -101,11 +101,11 @@ def _rows(seed: int, split: str, rows: int, kinds: list[str], cells: int) -> Ite
             if _split_of(scene) == split:
                 break
         values = {"scene": scene, "kind": kind, "question": question, "answer": answer}
-        yield RawRow(values, f"{split} picture {number}")
+        yield RawRow(values, f"{split} image {number}")
 
 
 def _split_of(scene: Scene) -> str:
-    """The split that a picture belongs to, whatever the question."""
+    """The split that an image belongs to, whatever the question."""
     digest = hashlib.blake2b(repr(scene).encode(), digest_size=8).digest()
     return "train" if int.from_bytes(digest, "little") % TEST_SHARE else "test"
 
@@ -165,7 +165,7 @@ def _every_thing() -> list[Thing]:
 
 CONVERTER = Converter(
     name="shapes",
-    summary="Pictures of coloured shapes: count, compare, locate",
+    summary="Images of coloured shapes: count, compare, locate",
     source="generated",
     verifier="exact",
     read=read,

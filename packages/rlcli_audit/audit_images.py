@@ -11,7 +11,7 @@ from rlcli.errors import DataError
 from rlcli.images.image_descriptions import in_words
 from rlcli.images.row_images import BadImage
 from rlcli.images.thumbnails import data_url, thumbnail
-from rlcli.runs.run_images import read_pictures
+from rlcli.runs.run_images import read_images
 from rlcli.types import image_digest
 from rlcli_audit.audit_report import Report, Surprise
 
@@ -21,7 +21,7 @@ def split_of(data: Path) -> str:
     return "train" if (data / "train.parquet").is_file() or not data.is_dir() else "test"
 
 
-def shown_pictures(report: Report, shown: Sequence[Surprise]) -> Mapping[int, str]:
+def html_images(report: Report, shown: Sequence[Surprise]) -> Mapping[int, str]:
     """Row → its images as HTML, for the rows of `shown` with images: thumbnails, or the reason that there are none."""
     rows = {surprise.row: surprise for surprise in shown if surprise.images}
     if not rows:
@@ -29,7 +29,7 @@ def shown_pictures(report: Report, shown: Sequence[Surprise]) -> Mapping[int, st
     data, html_of_row = Path(report.data), dict[int, str]()
     reason = "the data has changed"
     try:
-        for row, images in read_pictures(find_file(data, split_of(data)), set(rows)):
+        for row, images in read_images(find_file(data, split_of(data)), set(rows)):
             by_digest = {image_digest(image): image for image in images}
             html_of_row[row] = "".join(_html(image, by_digest.get(str(image["digest"]))) for image in rows[row].images)
     except DataError as error:

@@ -11,7 +11,7 @@ from string import Template
 from rlcli.errors import DataError
 from rlcli.rewards.latency import Latency
 from rlcli.support.files import replacing
-from rlcli_audit.audit_images import shown_pictures
+from rlcli_audit.audit_images import html_images
 from rlcli_audit.audit_report import PLURALS, Report, Surprise, Tally, percent
 from rlcli_audit.probes import Group
 
@@ -142,10 +142,10 @@ def _surprises(report: Report) -> str:
     if not surprises:
         return "<p>None.</p>"
     shown = _evenly(sorted(surprises, key=lambda surprise: not surprise.group.grave))
-    pictures = shown_pictures(report, shown)
+    images = html_images(report, shown)
     hidden = len(surprises) - len(shown)
     footer = f"<p>And {hidden:,} more; <code>--json</code> lists them all.</p>" if hidden else ""
-    return "".join(_surprise(surprise, pictures.get(surprise.row, "")) for surprise in shown) + footer
+    return "".join(_surprise(surprise, images.get(surprise.row, "")) for surprise in shown) + footer
 
 
 def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
@@ -159,15 +159,15 @@ def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
     return [surprise for surprise in surprises if id(surprise) in selected]
 
 
-def _surprise(surprise: Surprise, pictures: str) -> str:
-    """A surprise as HTML. pictures: images of its row, as HTML."""
+def _surprise(surprise: Surprise, images: str) -> str:
+    """A surprise as HTML. images: images of its row, as HTML."""
     state = "grave" if surprise.group.grave else "mild"
     facts = [("ground truth", surprise.ground_truth), ("extracted", surprise.extracted), ("detail", surprise.detail)]
     shown = "".join(f"<dt>{name}</dt><dd><code>{text(value)}</code></dd>" for name, value in facts if value)
     return (
         f'<details class="{state}"><summary><b>row {surprise.row}</b> {text(surprise.group)}: {text(surprise.kind)}'
         f"<span>{surprise.score:g} · {text(surprise.outcome)}</span></summary>"
-        f"{f'<p class=pictures>{pictures}</p>' if pictures else ''}"
+        f"{f'<p class=images>{images}</p>' if images else ''}"
         f"<dl><dt>verifier</dt><dd><code>{text(surprise.verifier)}</code></dd>{shown}</dl>"
         f"<pre>{text(surprise.response_end)}</pre></details>"
     )

@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlcli_planner.model_shape import DELTA_CHUNK, GATED_ATTENTION, GPT_OSS, DeltaNet, ModelShape
-from rlcli_planner.vision_encoder import tower_bytes
+from rlcli_planner.vision_encoder import vision_encoder_bytes
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -247,17 +247,19 @@ def rotation_bytes(shape: ModelShape, run: Pass) -> float:
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept of a whole forward pass until its backward pass, on the device."""
-    seeing = seeing_bytes(shape, run, pack)
+    vision = vision_bytes(shape, run, pack)
     if not run.checkpointing:
         layers = sum(count * layer_bytes(kind, run, pack) for count, kind in shape.kinds)
-        return seeing + layers + ends_bytes(shape, run, pack)
+        return vision + layers + ends_bytes(shape, run, pack)
     inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
-    return seeing + inputs + ends_bytes(shape, run, pack)
+    return vision + inputs + ends_bytes(shape, run, pack)
 
 
-def seeing_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+def vision_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept of the vision encoder's pass. With `offload` the inputs of its blocks stay on the device."""
-    if shape.tower is None or not pack.images:
+    if shape.vision_encoder is None or not pack.images:
         return 0.0
-    patches = pack.images * shape.tower.unit
-    return tower_bytes(shape.tower, run.bytes_each, run.frozen, patches, checkpointing=run.checkpointing)
+    patches = pack.images * shape.vision_encoder.unit
+    return vision_encoder_bytes(
+        shape.vision_encoder, run.bytes_each, run.frozen, patches, checkpointing=run.checkpointing
+    )

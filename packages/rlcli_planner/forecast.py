@@ -114,18 +114,22 @@ class Forecast:
             "update_flops": model_flops(setting),
             "disk_bytes": self.disk,
             "full_responses_at_once": full_responses(setting) if setting.has_engine else None,
-            "pictures": _pictures(setting),
+            "pictures": _images(setting),
             "asynchrony": self.asynchrony.as_dict() if self.asynchrony else None,
             "hints": [{"set": hint.keys, "cost": hint.cost, "seconds": hint.seconds or None} for hint in self.fixes],
         }
 
 
-def _pictures(setting: Setting) -> dict[str, float] | None:
+def _images(setting: Setting) -> dict[str, float] | None:
     """Image tokens of a mean prompt, bytes of a step's pixels in the object store, and of a worker's
     patches in host memory; None if there are no images."""
-    if not setting.shown.tokens:
+    if not setting.image_stats.tokens:
         return None
-    return {"tokens": setting.shown.tokens, "pixel_bytes": setting.pixel_bytes, "patch_bytes": setting.patch_bytes}
+    return {
+        "tokens": setting.image_stats.tokens,
+        "pixel_bytes": setting.pixel_bytes,
+        "patch_bytes": setting.patch_bytes,
+    }
 
 
 def _in_gib(phase: PhaseMemory) -> dict[str, object]:

@@ -185,8 +185,8 @@ def layers_by_kind(shape: ModelShape, types: Sequence[str]) -> dict[str, int]:
     if shape.experts:
         shared = " and shared ones" * bool(shape.shared)
         counts[f"{shape.experts} experts, {shape.experts_per_token} of them chosen{shared}"] = shape.expert_layers
-    if shape.tower is not None:
-        counts["layers of the vision encoder"] = shape.tower.encoding.layers
+    if shape.vision_encoder is not None:
+        counts["layers of the vision encoder"] = shape.vision_encoder.encoding.layers
     return counts
 
 

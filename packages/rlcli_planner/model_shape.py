@@ -15,7 +15,7 @@ from rlcli.model.io.model_config import (
     plain_config,
     read_config,
 )
-from rlcli_planner.vision_encoder import Tower, tower_of
+from rlcli_planner.vision_encoder import VisionEncoder, vision_encoder_of
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -159,7 +159,7 @@ class ModelShape:
     """Leading layers of a mixture that have a dense feed-forward part."""
     dense: int = 0
     """Width of that part."""
-    tower: Tower | None = None
+    vision_encoder: VisionEncoder | None = None
     """Vision encoder, if there is one."""
     delta: DeltaNet | None = None
     """Layers of linear attention, if there are any."""
@@ -271,21 +271,22 @@ class ModelShape:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside the layers of the decoder and of a tower: embedding, last norm, head, and the tower's
-        rest."""
-        rest = self.tower.parameters - self.tower.blocks if self.tower is not None else 0
+        """Parameters outside the layers of the decoder and of a vision encoder: embedding, last norm, head, and the
+        vision encoder's rest."""
+        rest = self.vision_encoder.parameters - self.vision_encoder.blocks if self.vision_encoder is not None else 0
         return self.embedding_parameters + self.hidden + self.head_parameters + rest
 
     @property
     def parameters(self) -> int:
-        blocks = self.tower.blocks if self.tower is not None else 0
+        blocks = self.vision_encoder.blocks if self.vision_encoder is not None else 0
         return self.all_layer_parameters + self.root_parameters + blocks
 
     @property
     def largest_layer(self) -> int:
-        """Parameters of the largest module that is gathered alone: a layer of the decoder, or a block of the tower."""
+        """Parameters of the largest module that is gathered alone: a layer of the decoder, or a block of the vision
+        encoder."""
         layers = [shape.layer_parameters for _, shape in self.kinds]
-        return max(*layers, self.tower.block if self.tower is not None else 0)
+        return max(*layers, self.vision_encoder.block if self.vision_encoder is not None else 0)
 
     @property
     def matrix_parameters(self) -> int:
@@ -303,7 +304,7 @@ class ModelShape:
     @property
     def hidden_matrices(self) -> int:
         """Parameters that `train.optimizer = muon` takes by whole matrices (`rlcli.model.muon`)."""
-        blocks = self.tower.blocks if self.tower is not None else 0
+        blocks = self.vision_encoder.blocks if self.vision_encoder is not None else 0
         return blocks + sum(count * shape.layer_hidden_matrices for count, shape in self.kinds)
 
     @property
@@ -385,7 +386,7 @@ def shape_of(config: PretrainedConfig | SimpleNamespace) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.model_config.read_config`."""
     if hasattr(config, "vision_config"):
         text = shape_of(config.text_config)
-        return replace(text, tied=bool(config.tie_word_embeddings), tower=tower_of(config))
+        return replace(text, tied=bool(config.tie_word_embeddings), vision_encoder=vision_encoder_of(config))
     heads = config.num_attention_heads
     experts, leading_dense = expert_count(config), dense_layers(config)
     shape = ModelShape(

@@ -21,7 +21,7 @@ from rlcli_planner.activations import (
     layer_bytes,
     recomputed_bytes,
     rotation_bytes,
-    seeing_bytes,
+    vision_bytes,
 )
 from rlcli_planner.engine_memory import reloading
 from rlcli_planner.model_shape import ModelShape
@@ -43,8 +43,12 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     working = max(working, *(core_bytes(kind, pack, each) for _, kind in shape.kinds))
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
     between = pack.tokens * each * 2 * shape.hidden
-    seeing = working_bytes(shape.tower, each, pack.images * shape.tower.unit) if shape.tower is not None else 0.0
-    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending, seeing)}
+    vision = (
+        working_bytes(shape.vision_encoder, each, pack.images * shape.vision_encoder.unit)
+        if shape.vision_encoder is not None
+        else 0.0
+    )
+    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending, vision)}
     gathering = {"gathered weights": _gathered(setting, shape, while_gathering=True), "activations": between}
     return max(computing, gathering, key=lambda parts: sum(parts.values()))
 
@@ -55,8 +59,8 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     run = setting.passing(trained_whole=trained_whole)
     trained = _trained_per_layer(setting, shape, run)
     # The vision encoder's part of the root gets its gradients last.
-    seeing = shape.tower.parameters - shape.tower.blocks if shape.tower is not None else 0
-    root = shape.root_parameters - seeing if not run.lora_rank else 0
+    vision = shape.vision_encoder.parameters - shape.vision_encoder.blocks if shape.vision_encoder is not None else 0
+    root = shape.root_parameters - vision if not run.lora_rank else 0
     activations = kept_bytes(shape, run, setting.pack)
     gathered = _gathered_in_update(setting, shape, run)
     accumulated = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
@@ -73,22 +77,27 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
         "gradients": accumulated + FLOAT * root,
     }
     below = _undivided if setting.sharded and _gathers_whole_model(setting, shape) else _layers
-    candidates = [entering, leaving, *below(setting, shape, run, trained, root), *_in_tower(setting, shape, run)]
+    candidates = [
+        entering,
+        leaving,
+        *below(setting, shape, run, trained, root),
+        *_in_vision_encoder(setting, shape, run),
+    ]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
-def _in_tower(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
+def _in_vision_encoder(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
     """The peak at the start of the vision encoder's backward pass, which is the last part: the decoder's gradients
     exist, and its activations are freed."""
-    seeing = seeing_bytes(shape, run, setting.pack)
-    if shape.tower is None or not seeing:
+    vision = vision_bytes(shape, run, setting.pack)
+    if shape.vision_encoder is None or not vision:
         return []
     if run.checkpointing and "encoder" not in run.frozen:
-        seeing += setting.pack.images * shape.tower.unit * block_bytes(shape.tower, run.bytes_each)
+        vision += setting.pack.images * shape.vision_encoder.unit * block_bytes(shape.vision_encoder, run.bytes_each)
     gradients = FLOAT * _trained(setting, shape, run) / setting.shards
     gradients += FLOAT * _unreduced(setting, shape, run) * setting.sharded
     return [
-        {"gathered weights": _gathered_in_update(setting, shape, run), "activations": seeing, "gradients": gradients}
+        {"gathered weights": _gathered_in_update(setting, shape, run), "activations": vision, "gradients": gradients}
     ]
 
 
@@ -152,15 +161,15 @@ def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
         (remaining * inputs + largest_layer) if run.checkpointing else remaining * mean
         for remaining in range(shape.layers, 0, -1)
     ]
-    seeing = seeing_bytes(shape, run, setting.pack)
-    peaks = [activations + seeing + ends + max(early, late) for activations in kept_by_layers]
+    vision = vision_bytes(shape, run, setting.pack)
+    peaks = [activations + vision + ends + max(early, late) for activations in kept_by_layers]
     if not recomputed:
         return peaks
     # The last layer attends, in every such model: those of linear attention come after it here.
     inputs_below = [
         remaining * (inputs if run.checkpointing else mean) for remaining in range(shape.layers - 1, -1, -1)
     ]
-    inside = [0.0, *(activations + seeing + ends + recomputed for activations in inputs_below[1:])]
+    inside = [0.0, *(activations + vision + ends + recomputed for activations in inputs_below[1:])]
     return [max(peak_pair) for peak_pair in zip(peaks, inside, strict=True)]
 
 
@@ -254,7 +263,7 @@ def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
     if run.lora_rank:
         return shape.adapter_parameters(run.lora_rank, run.lora_targets)
-    return shape.parameters - (shape.tower.frozen(run.frozen) if shape.tower is not None else 0)
+    return shape.parameters - (shape.vision_encoder.frozen(run.frozen) if shape.vision_encoder is not None else 0)
 
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:

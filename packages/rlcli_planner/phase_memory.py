@@ -229,7 +229,7 @@ def checkpoint_bytes(setting: Setting) -> float:
 
 
 def host_bytes(setting: Setting) -> float:
-    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy, the step's pictures, and what
+    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy, the step's images, and what
     is offloaded, with `gradient_checkpointing = offload` each layer's input."""
     assumed = setting.device.constants
     base = assumed.base_with_engine if setting.hosts_engine else assumed.base

@@ -44,12 +44,12 @@ def by_section(keys: Mapping[str, ConfigValue]) -> Sections:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ImageStats:
     """Images of a mean prompt."""
 
     tokens: float = 0.0
     """Image tokens."""
-    pictures: float = 0.0
+    images: float = 0.0
     """Images."""
 
 
@@ -59,7 +59,7 @@ class PromptStats:
 
     prompt_tokens: float
     """Mean tokens of a prompt."""
-    shown: Shown = Shown()
+    image_stats: ImageStats = ImageStats()
     """Images of a mean prompt."""
     longest_prompt: int | None = None
     """Tokens of the longest prompt."""
@@ -87,7 +87,7 @@ class Setting:
     """Of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
     teachers: tuple[ModelShape, ...] = ()
     """Shapes of the teachers."""
-    shown: Shown = Shown()
+    image_stats: ImageStats = ImageStats()
     """Images of a mean prompt."""
     longest_prompt: int | None = None
     """Tokens of the longest prompt; None if the data was not read."""
@@ -121,7 +121,7 @@ class Setting:
         """Whether the engine's weights are in host memory while it sleeps (`sleep_level` of
         `rlcli.rollout.vllm.vllm_engine`)."""
         moves = self.config.rollout.sleep in ("auto", "all")
-        return moves and (self.separate_adapter or self.policy.tower is not None)
+        return moves and (self.separate_adapter or self.policy.vision_encoder is not None)
 
     def sent_copy(self) -> float:
         """Bytes of a trainer's part of the weights as they were sent last."""
@@ -244,7 +244,7 @@ class Setting:
         samples, ranks = prompts * together, self.config.parallel.context
         sizes = prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest
         tokens, attention_tokens, responses = (size / ranks for size in sizes)
-        return Pack(tokens, attention_tokens, responses, images=prompts * self.shown.tokens)
+        return Pack(tokens, attention_tokens, responses, images=prompts * self.image_stats.tokens)
 
     @property
     def accumulates(self) -> bool:
@@ -276,8 +276,8 @@ class Setting:
     @property
     def frozen_parameters(self) -> int:
         """Parameters of the policy that do not train, without an adapter's base."""
-        tower = self.policy.tower
-        return 0 if tower is None or self.config.lora.rank else tower.frozen(self.frozen)
+        vision_encoder = self.policy.vision_encoder
+        return 0 if vision_encoder is None or self.config.lora.rank else vision_encoder.frozen(self.frozen)
 
     def trained_parameters(self) -> int:
         """Trained parameters of the policy: all but the frozen ones, or its adapter's."""
@@ -298,7 +298,7 @@ class Setting:
     def _moments(self, shape: ModelShape, trained: int, frozen: int) -> int:
         if self.config.train.optimizer == "adamw":
             return 2 * trained
-        # What is frozen is the tower's, nearly all of it in matrices.
+        # What is frozen is the vision encoder's, nearly all of it in matrices.
         return 2 * trained - max(0, shape.hidden_matrices - frozen)
 
     def weight_bytes(self) -> float:
@@ -315,16 +315,22 @@ class Setting:
     @property
     def patch_bytes(self) -> float:
         """Bytes of the patches of a data rank's rows of a step, in float32 and in host memory."""
-        tower = self.policy.tower
-        if tower is None:
+        vision_encoder = self.policy.vision_encoder
+        if vision_encoder is None:
             return 0.0
-        return self.packs / self.data_ranks * self.pack.images * tower.unit * tower.patch_values * FLOAT
+        return (
+            self.packs / self.data_ranks * self.pack.images * vision_encoder.unit * vision_encoder.patch_values * FLOAT
+        )
 
     @property
     def pixel_bytes(self) -> float:
         """Bytes of the resized images of a step, in 8 bits a channel: each once, in the object store."""
-        tower = self.policy.tower
-        return 0.0 if tower is None else 3 * self.config.rollout.prompts_per_step * self.shown.tokens * tower.pixels
+        vision_encoder = self.policy.vision_encoder
+        return (
+            0.0
+            if vision_encoder is None
+            else 3 * self.config.rollout.prompts_per_step * self.image_stats.tokens * vision_encoder.pixels
+        )
 
 
 def setting_of(
@@ -348,7 +354,7 @@ def setting_of(
     teachers = tuple(read(teacher.path, "teacher.path") for teacher in config.teacher.held)
     if prompts is None:
         longest = config.data.max_prompt_tokens
-        prompts = PromptStats(longest, Shown(longest, 1.0) if policy.tower is not None else Shown())
+        prompts = PromptStats(longest, ImageStats(longest, 1.0) if policy.vision_encoder is not None else ImageStats())
     return Setting(
         config=config,
         device=device,
@@ -358,7 +364,7 @@ def setting_of(
         prompt_tokens=prompts.prompt_tokens,
         kv_cache_bytes=kv_cache_bytes,
         teachers=teachers,
-        shown=prompts.shown,
+        image_stats=prompts.image_stats,
         longest_prompt=prompts.longest_prompt,
         given_response_tokens=prompts.given_response_tokens,
     )

@@ -16,7 +16,7 @@ from rlcli_planner.known_devices import Device
 from rlcli_planner.model_shape import Linear, ModelShape
 from rlcli_planner.phase_memory import checkpoint_bytes
 from rlcli_planner.run_setting import Setting
-from rlcli_planner.vision_encoder import backward_flops, tower_flops
+from rlcli_planner.vision_encoder import backward_flops, vision_encoder_flops
 
 CHANGED_SHARE = {"bfloat16": 0.03, "float16": 0.24, "float32": 1.0}
 """Share of the values that an update changes, by their dtype: of bfloat16 at a learning rate of 1e-6, by
@@ -61,7 +61,7 @@ def times(setting: Setting) -> list[PhaseTime]:
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
     }
-    forward = _pass_seconds(setting, passes=1, head=1, seeing=_vision_flops(setting))
+    forward = _pass_seconds(setting, passes=1, head=1, vision_flops=_vision_flops(setting))
     phases += [PhaseTime(name, *forward) for name, is_needed in needed.items() if is_needed]
     if setting.teachers:
         phases.append(_teach(setting))
@@ -115,21 +115,28 @@ def model_flops(setting: Setting) -> float:
 
 
 def _vision_flops(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
-    """Operations of a forward pass of the tower over a step's pictures, on all ranks. backward: of the backward pass;
-    recomputed: with a second forward pass of its blocks."""
-    tower = setting.policy.tower
-    if tower is None or not setting.shown.tokens:
+    """Operations of a forward pass of the vision encoder over a step's images, on all ranks. backward: of the backward
+    pass; recomputed: with a second forward pass of its blocks."""
+    vision_encoder = setting.policy.vision_encoder
+    if vision_encoder is None or not setting.image_stats.tokens:
         return 0.0
-    patches, picture = setting.packs * setting.pack.images * tower.unit, _image_tokens(setting) * tower.unit
+    patches, image_patches = (
+        setting.packs * setting.pack.images * vision_encoder.unit,
+        _image_tokens(setting) * vision_encoder.unit,
+    )
     if not backward:
-        return sum(tower_flops(tower, patches, picture))
-    second_forward = tower_flops(tower, patches, picture)[0] if recomputed and "encoder" not in setting.frozen else 0.0
-    return backward_flops(tower, patches, picture, setting.frozen) + second_forward
+        return sum(vision_encoder_flops(vision_encoder, patches, image_patches))
+    second_forward = (
+        vision_encoder_flops(vision_encoder, patches, image_patches)[0]
+        if recomputed and "encoder" not in setting.frozen
+        else 0.0
+    )
+    return backward_flops(vision_encoder, patches, image_patches, setting.frozen) + second_forward
 
 
 def _image_tokens(setting: Setting) -> float:
-    """Tokens of a mean picture."""
-    return setting.shown.tokens / max(setting.shown.pictures, 1.0)
+    """Tokens of a mean image."""
+    return setting.image_stats.tokens / max(setting.image_stats.images, 1.0)
 
 
 def _step_tokens(setting: Setting) -> tuple[float, float, float]:
@@ -145,15 +152,15 @@ def _attention(setting: Setting, attention_tokens: float) -> float:
 
 
 def _pass_seconds(
-    setting: Setting, *, passes: float, head: float, exchanges: int = 1, seeing: float = 0.0
+    setting: Setting, *, passes: float, head: float, exchanges: int = 1, vision_flops: float = 0.0
 ) -> tuple[float, str]:
     """Seconds of passes over a step's tokens, and what bounds them. passes, head: through layers and head, in forward
-    passes. exchanges: number of exchanges of a token's values with other ranks, and back. seeing: operations of the
-    vision encoder."""
+    passes. exchanges: number of exchanges of a token's values with other ranks, and back. vision_flops: operations of
+    the vision encoder."""
     shape = setting.policy
     tokens, attention_tokens, _ = _step_tokens(setting)
     over = setting.device.constants
-    computing = _compute_seconds(setting, passes, head, seeing) / setting.ranks
+    computing = _compute_seconds(setting, passes, head, vision_flops) / setting.ranks
     if setting.ranks == 1:
         return computing, "matrix rate"
     microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
@@ -176,11 +183,11 @@ def _pass_seconds(
     return max(moving, computing) + exchanging, bound
 
 
-def _compute_seconds(setting: Setting, passes: float, head: float, seeing: float) -> float:
+def _compute_seconds(setting: Setting, passes: float, head: float, vision_flops: float) -> float:
     """Seconds of `_pass_seconds` if one rank computed all of it."""
     shape, rates, device = setting.policy, setting.device.rates, setting.device
     tokens, attention_tokens, responses = _step_tokens(setting)
-    layers = passes * (2 * shape.matrix_parameters * tokens + _attention(setting, attention_tokens)) + seeing
+    layers = passes * (2 * shape.matrix_parameters * tokens + _attention(setting, attention_tokens)) + vision_flops
     projecting = head * 2 * shape.embedding_parameters * responses
     if rates is None:
         return (layers + projecting) / device.flops * device.constants.over_flops
@@ -224,9 +231,11 @@ def _update(setting: Setting) -> PhaseTime:
     # The head is always computed twice; with an adapter the base weights have no gradient.
     backward = 1 if config.lora.rank else 2
     exchanges = 2 + checkpointing
-    seeing = _vision_flops(setting) + _vision_flops(setting, backward=True, recomputed=checkpointing)
+    vision_flops = _vision_flops(setting) + _vision_flops(setting, backward=True, recomputed=checkpointing)
     passes = 1 + checkpointing + backward
-    seconds, bound = _pass_seconds(setting, passes=passes, head=2 + backward, exchanges=exchanges, seeing=seeing)
+    seconds, bound = _pass_seconds(
+        setting, passes=passes, head=2 + backward, exchanges=exchanges, vision_flops=vision_flops
+    )
     stepping = _optimizer_seconds(setting, setting.policy, setting.trained_parameters())
     critic_seconds = 0.0
     if (critic := _as_critic(setting)) is not None:
@@ -310,11 +319,17 @@ def prefill_seconds(setting: Setting) -> float:
 
 
 def _prefill(setting: Setting) -> float:
-    """Seconds of an engine for one prompt with its pictures."""
-    tower, text = setting.policy.tower, setting.prompt_tokens * prefill_seconds(setting)
-    if tower is None or not setting.shown.tokens:
+    """Seconds of an engine for one prompt with its images."""
+    vision_encoder, text = setting.policy.vision_encoder, setting.prompt_tokens * prefill_seconds(setting)
+    if vision_encoder is None or not setting.image_stats.tokens:
         return text
-    flops = sum(tower_flops(tower, setting.shown.tokens * tower.unit, _image_tokens(setting) * tower.unit))
+    flops = sum(
+        vision_encoder_flops(
+            vision_encoder,
+            setting.image_stats.tokens * vision_encoder.unit,
+            _image_tokens(setting) * vision_encoder.unit,
+        )
+    )
     flops /= setting.config.rollout.tensor_parallel
     rates = setting.device.rates
     if rates is not None:

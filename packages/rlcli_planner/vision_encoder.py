@@ -15,7 +15,7 @@ With b bytes per number in compute dtype, width h, inner width f and a decoder o
 outside the blocks b times the numbers of a patch, and in Qwen's cosines and sines in float32; and in each projector a
 norm, two linear layers and what is activated. Since m² patches of width h become one token of width m² h, that is for
 each patch h wide in Qwen's; InternVL's first linear layer leads to width o, so what follows it is o / m² wide.
-tests/unit/packages/planner/test_planner_tower.py compares this with what torch keeps, and the operations with
+tests/unit/packages/planner/test_planner_vision_encoder.py compares this with what torch keeps, and the operations with
 what it counts.
 """
 
@@ -100,7 +100,7 @@ class Projectors:
 
 
 @dataclass(frozen=True)
-class Tower:
+class VisionEncoder:
     """A vision encoder with its projectors."""
 
     encoding: Blocks
@@ -148,17 +148,17 @@ class Tower:
         return self.encoder * ("encoder" in parts) + self.projector * ("projector" in parts)
 
 
-def tower_of(config: PretrainedConfig | SimpleNamespace) -> Tower:
+def vision_encoder_of(config: PretrainedConfig | SimpleNamespace) -> VisionEncoder:
     """The vision encoder of a model, from its config."""
     from accelerate import init_empty_weights
 
-    from rlcli.model.io.frozen_weights import tower_part
+    from rlcli.model.io.frozen_weights import vision_part
     from rlcli.model.io.model_config import auto_class
 
     with init_empty_weights():
         lm = auto_class(config).from_config(config)
     sizes = {name: weight.numel() for name, weight in lm.named_parameters()}
-    parts = {part: [name for name in sizes if tower_part(lm, name) == part] for part in ("encoder", "projector")}
+    parts = {part: [name for name in sizes if vision_part(lm, name) == part] for part in ("encoder", "projector")}
     first = re.compile(r"\.(blocks|layer)\.0\.")
     return replace(
         FAMILIES[config.model_type](config),
@@ -177,7 +177,7 @@ def _rms_norm(width: int) -> SavedBytes:
     return SavedBytes(width, FLOAT * width + FLOAT)
 
 
-def _qwen2_5(config: PretrainedConfig) -> Tower:
+def _qwen2_5(config: PretrainedConfig) -> VisionEncoder:
     vision = config.vision_config
     h, f, window = vision.hidden_size, vision.intermediate_size, vision.window_size // vision.patch_size
     blocks = _qwen_blocks(vision, _rms_norm(h), matrices=3, activated=3 * f, held=SavedBytes())
@@ -189,7 +189,7 @@ def _qwen2_5(config: PretrainedConfig) -> Tower:
     )
 
 
-def _qwen3(config: PretrainedConfig) -> Tower:
+def _qwen3(config: PretrainedConfig) -> VisionEncoder:
     vision = config.vision_config
     h, f, unit = vision.hidden_size, vision.intermediate_size, vision.spatial_merge_size**2
     deep = len(getattr(vision, "deepstack_visual_indexes", ()))  # Qwen3.5 has none
@@ -203,9 +203,9 @@ def _qwen3(config: PretrainedConfig) -> Tower:
     return _qwen(vision, blocks, Projectors((1 + deep) * _merged(vision), trained, trained_alone, frozen))
 
 
-def _qwen(vision: PretrainedConfig, blocks: Blocks, projectors: Projectors) -> Tower:
+def _qwen(vision: PretrainedConfig, blocks: Blocks, projectors: Projectors) -> VisionEncoder:
     values = 3 * vision.temporal_patch_size * vision.patch_size**2
-    return Tower(
+    return VisionEncoder(
         blocks,
         projectors,
         patch=vision.patch_size,
@@ -246,7 +246,7 @@ def _merged(vision: PretrainedConfig) -> float:
     return float(h * (vision.spatial_merge_size**2 * h + vision.out_hidden_size))
 
 
-def _internvl(config: PretrainedConfig) -> Tower:
+def _internvl(config: PretrainedConfig) -> VisionEncoder:
     """InternVL: each tile is an attention window of its patches and a class token."""
     vision, o = config.vision_config, config.text_config.hidden_size
     h, unit, patch = vision.hidden_size, round(config.downsample_ratio**-2), vision.patch_size[0]
@@ -255,7 +255,7 @@ def _internvl(config: PretrainedConfig) -> Tower:
     frozen = SavedBytes(h, 2 * FLOAT / unit) + SavedBytes(o / unit)
     trained = frozen + SavedBytes(h + o / unit)
     last = SavedBytes() if vision.use_mean_pooling else positions * _layer_norm(h)
-    return Tower(
+    return VisionEncoder(
         _internvl_blocks(vision, tile + 1),
         Projectors((unit * h + o) * o / unit, trained, trained, frozen),
         patch=patch,
@@ -277,12 +277,12 @@ def _internvl_blocks(vision: PretrainedConfig, window: int) -> Blocks:
         hidden=h,
         weights=4 * h**2 + 2 * h * f,
         saved=2 * norm + SavedBytes(2 * h + f) + attention + SavedBytes(f) + SavedBytes(2 * h),
-        # With the tower's and a block's input: a norm's output and attention, or what both have led to.
+        # With the vision encoder's and a block's input: a norm's output and attention, or what both have led to.
         working=(SavedBytes(8 * h), SavedBytes(5 * h + 2 * f)),
     )
 
 
-FAMILIES: Mapping[str, Callable[[PretrainedConfig], Tower]] = {
+FAMILIES: Mapping[str, Callable[[PretrainedConfig], VisionEncoder]] = {
     "internvl": _internvl,
     "qwen2_5_vl": _qwen2_5,
     "qwen3_vl": _qwen3,
@@ -297,46 +297,50 @@ def frozen_parts(freeze: Collection[str], lora_rank: int) -> frozenset[str]:
     return PARTS if lora_rank or "vision" in freeze else frozenset(freeze)
 
 
-def tower_bytes(tower: Tower, each: int, frozen: Collection[str], patches: float, *, checkpointing: bool) -> float:
+def vision_encoder_bytes(
+    vision_encoder: VisionEncoder, each: int, frozen: Collection[str], patches: float, *, checkpointing: bool
+) -> float:
     """Bytes kept of a forward pass of `patches` patches until its backward pass. each: of a number in compute dtype.
     checkpointing: only each block's input is kept."""
-    saved, blocks = tower.projecting.saved(frozen), tower.encoding
+    saved, blocks = vision_encoder.projecting.saved(frozen), vision_encoder.encoding
     if "encoder" not in frozen:
         per_position = SavedBytes(blocks.hidden) if checkpointing else blocks.saved
-        saved += tower.ends + tower.positions * blocks.layers * per_position
+        saved += vision_encoder.ends + vision_encoder.positions * blocks.layers * per_position
     return patches * saved.bytes(each)
 
 
-def block_bytes(tower: Tower, each: int) -> float:
+def block_bytes(vision_encoder: VisionEncoder, each: int) -> float:
     """Bytes kept of a patch in one block, all of whose weights train."""
-    return tower.positions * tower.encoding.saved.bytes(each)
+    return vision_encoder.positions * vision_encoder.encoding.saved.bytes(each)
 
 
-def working_bytes(tower: Tower, each: int, patches: float) -> float:
+def working_bytes(vision_encoder: VisionEncoder, each: int, patches: float) -> float:
     """Peak bytes of a block without a gradient."""
-    return patches * tower.positions * max(held.bytes(each) for held in tower.encoding.working)
+    return patches * vision_encoder.positions * max(held.bytes(each) for held in vision_encoder.encoding.working)
 
 
-def tower_flops(tower: Tower, patches: float, picture: float) -> tuple[float, float]:
-    """Operations of one forward pass: of the encoder, and of the projectors. picture: patches of one image, of all
-    its tiles."""
-    blocks = tower.encoding
-    positions = picture * tower.positions
+def vision_encoder_flops(vision_encoder: VisionEncoder, patches: float, image_patches: float) -> tuple[float, float]:
+    """Operations of one forward pass: of the encoder, and of the projectors. image_patches: patches of one image, of
+    all its tiles."""
+    blocks = vision_encoder.encoding
+    positions = image_patches * vision_encoder.positions
     attended = blocks.full * positions + (blocks.layers - blocks.full) * min(blocks.window, positions)
     per_position = 2 * blocks.layers * blocks.weights + 4 * blocks.hidden * attended
-    encoder = tower.positions * per_position + _first(tower)
-    return patches * encoder, patches * 2 * tower.projecting.weights
+    encoder = vision_encoder.positions * per_position + _first(vision_encoder)
+    return patches * encoder, patches * 2 * vision_encoder.projecting.weights
 
 
-def _first(tower: Tower) -> float:
+def _first(vision_encoder: VisionEncoder) -> float:
     """Operations that embed a patch."""
-    return 2.0 * tower.patch_values * tower.encoding.hidden
+    return 2.0 * vision_encoder.patch_values * vision_encoder.encoding.hidden
 
 
-def backward_flops(tower: Tower, patches: float, picture: float, frozen: Collection[str]) -> float:
+def backward_flops(
+    vision_encoder: VisionEncoder, patches: float, image_patches: float, frozen: Collection[str]
+) -> float:
     """Operations of the backward pass: two products of a trained matrix, one of a frozen one, and of what makes
     vectors of patches, before which nothing needs a gradient; none before the first trained weight."""
-    encoder, projector = tower_flops(tower, patches, picture)
+    encoder, projector = vision_encoder_flops(vision_encoder, patches, image_patches)
     if "encoder" in frozen:
         return 0.0 if "projector" in frozen else 2 * projector
-    return 2 * encoder - _first(tower) * patches + projector * (1 + ("projector" not in frozen))
+    return 2 * encoder - _first(vision_encoder) * patches + projector * (1 + ("projector" not in frozen))

@@ -31,7 +31,7 @@ TaskName = Literal["sums", "tools", "guess", "shapes", "words"]
 TaskOption = Annotated[
     TaskName,
     typer.Option(
-        help="A tiny model learns to work sums, use a tool, guess a number by asking, or count shapes in a picture; "
+        help="A tiny model learns to work sums, use a tool, guess a number by asking, or count shapes in an image; "
         "words: a pretrained model learns to solve word problems."
     ),
 ]
@@ -85,14 +85,14 @@ TASKS: dict[str, Task] = {
     ),
     "shapes": Task(
         "quickstart-shapes",
-        "pictures of shapes, to be counted by colour and form",
-        "some answers name what each cell of the picture holds, most are guesses",
-        "held-out pictures",
+        "images of shapes, to be counted by colour and form",
+        "some answers name what each cell of the image holds, most are guesses",
+        "held-out images",
         """\
-  rlcli report {run} --out report                the pictures, and what the model answered
+  rlcli report {run} --out report                the images, and what the model answered
   rlcli eval --model {model} --data {data} --samples 8 --max-tokens 20
   rlcli recipes show quickstart-shapes           what this run was made of
-  rlcli prep geometry3k                          a real dataset with pictures""",
+  rlcli prep geometry3k                          a real dataset with images""",
     ),
     "words": Task(
         "quickstart-words",
@@ -327,7 +327,7 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
         tokens = f"{report['mean_response_tokens']:.1f}"
         rows.append((_after(step), f"{100 * at_one['mean']:.1f}%", interval, tokens))
     show(table([task.held_out, "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
-    plain(f"{result['total_s']:.0f} s in all. The curve as a picture: {target / 'reward.png'}")
+    plain(f"{result['total_s']:.0f} s in all. The curve as an image: {target / 'reward.png'}")
     if result["stopped"]:
         print_next(after_training(target, stopped=True))
         return

@@ -70,7 +70,7 @@ class Shapes(Lessons):
             max_response_tokens=tokenizer.model_max_length,
             rule=rule,
         )
-        images = [[rule.prepared(decode(image)) for image in prompt.images] for prompt in rows.prompts]
+        images = [[rule.preprocess(decode(image)) for image in prompt.images] for prompt in rows.prompts]
         guesses = [
             [*tokenizer(f"<think></think>{answer}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             for answer in sorted({prompt.ground_truth for prompt in self.prompts})
@@ -117,9 +117,9 @@ def _batch(rule: ImageRule, pad_id: int, rows: Sequence[tuple[list[int], list[in
 
     ids, labels, _ = padded([(p + end, [IGNORED] * len(p) + end) for p, end, _ in rows], pad_id)
     positions = torch.zeros(3, *ids.shape, dtype=torch.long)
-    for row, (prompt, end, pictures) in enumerate(rows):
-        row_positions = rule.positions(torch.tensor(prompt + end).numpy(), pictures)
+    for row, (prompt, end, row_images) in enumerate(rows):
+        row_positions = rule.positions(torch.tensor(prompt + end).numpy(), row_images)
         positions[:, row, : row_positions.shape[1]] = torch.from_numpy(row_positions)
-    images = rule.inputs([picture for *_, pictures in rows for picture in pictures])
+    images = rule.inputs([image for *_, row_images in rows for image in row_images])
     inputs = {name: torch.from_numpy(array) for name, array in images.items()}
     return Batch(ids, labels, {"position_ids": positions, **inputs})

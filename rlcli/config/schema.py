@@ -59,9 +59,9 @@ class Model(Section):
     )
     freeze: tuple[Literal["vision", "encoder", "projector"], ...] = Field(
         default=(),
-        description="Parts of a model that sees pictures that do not train. vision: the tower with its projector, as "
-        "freeze_vision_tower of verl; encoder: the tower without it; projector: the layers from the tower's width to "
-        "the decoder's.",
+        description="Parts of a vision-language model that do not train. vision: the vision encoder with its "
+        "projector, as freeze_vision_tower of verl; encoder: the vision encoder without it; projector: the layers "
+        "from the encoder's width to the decoder's.",
     )
 
 

@@ -76,7 +76,7 @@ class PromptTask:
     """Sample → its partial rollout, to be resumed."""
     shards: Sequence[ShardRef] = ()
     """Shards that `PartialRollout.shard` indexes."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
     """Images of `prompt`, resized for the model, on the worker that generates."""
 
     @property

@@ -74,7 +74,7 @@ def sample_row(
     The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and from its
     group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
     group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
-    the digests of the prompt's pictures; None if it has none. Its `problem` is equal for rows of the dataset that pose
+    the digests of the prompt's images; None if it has none. Its `problem` is equal for rows of the dataset that pose
     the same one (`Prompt.problem`). Its `extra` is what the verifier logs of the response, by name; None if that is
     nothing.
     """

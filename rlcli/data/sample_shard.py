@@ -58,16 +58,16 @@ class SampleShard:
     route_offsets: np.ndarray | None = None
     """Where each row begins in `routes`."""
     pixels: np.ndarray | None = None
-    """Of all pictures, one after another, each once however many rows it is in: uint8. None, as the next four, if no
-    row has a picture."""
+    """Of all images, one after another, each once however many rows it is in: uint8. None, as the next four, if no
+    row has an image."""
     picture_sizes: np.ndarray | None = None
-    """Height and width of each picture: int64 `[pictures, 2]`."""
+    """Height and width of each image: int64 `[images, 2]`."""
     pictures: np.ndarray | None = None
-    """Which pictures the rows have, row after row: int64, indexes into `picture_sizes`."""
+    """Which images the rows have, row after row: int64, indexes into `picture_sizes`."""
     row_pictures: np.ndarray | None = None
     """Where each row begins in `pictures`."""
     span_pictures: np.ndarray | None = None
-    """How many pictures are in each span: int64 `[P]`. None too in a checkpoint of before spans had pictures."""
+    """How many images are in each span: int64 `[P]`. None too in a checkpoint of before spans had images."""
 
     def __len__(self) -> int:
         return len(self.stop_reasons)
@@ -77,8 +77,8 @@ class SampleShard:
         at = slice(self.span_offsets[index], self.span_offsets[index + 1])
         columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
         spans, start = [], 0
-        for end, speaker, version, pictures in zip(*columns, self._pictures_of_spans(index), strict=True):
-            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, pictures))
+        for end, speaker, version, images in zip(*columns, self._images_of_spans(index), strict=True):
+            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, images))
             start = end
         return Trajectory(
             self.tokens[self.offsets[index] : self.offsets[index + 1]],
@@ -86,7 +86,7 @@ class SampleShard:
             self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
             STOP_REASONS[self.stop_reasons[index]],
             self._routes(index),
-            self._pictures(index),
+            self._images(index),
         )
 
     def _routes(self, index: int) -> np.ndarray | None:
@@ -94,17 +94,17 @@ class SampleShard:
             return None
         return self.routes[self.route_offsets[index] : self.route_offsets[index + 1]]
 
-    def _pictures_of_spans(self, index: int) -> list[int]:
-        """Of a row: how many pictures each span has. Those of an older checkpoint are in the prompt."""
+    def _images_of_spans(self, index: int) -> list[int]:
+        """Of a row: how many images each span has. Those of an older checkpoint are in the prompt."""
         start, end = self.span_offsets[index], self.span_offsets[index + 1]
         if self.span_pictures is None:
             rows = self.row_pictures
-            shown = 0 if rows is None else int(rows[index + 1] - rows[index])
-            return [shown, *[0] * int(end - start - 1)]
+            prompt_images = 0 if rows is None else int(rows[index + 1] - rows[index])
+            return [prompt_images, *[0] * int(end - start - 1)]
         counts: list[int] = self.span_pictures[start:end].tolist()
         return counts
 
-    def _pictures(self, index: int) -> tuple[np.ndarray, ...]:
+    def _images(self, index: int) -> tuple[np.ndarray, ...]:
         """Of a row: uint8 `[height, width, 3]`, views."""
         import numpy as np
 
@@ -164,8 +164,8 @@ class ShardBuilder:
         spans = [span for row in rows for span in row.spans]
         routes = [row.routes for row in rows if row.routes is not None]
         routed = [0 if row.routes is None else len(row.routes) for row in rows]
-        shown = {identity(picture): picture for row in rows for picture in row.pictures}
-        picture_index = {each: number for number, each in enumerate(shown)}
+        unique_images = {identity(image): image for row in rows for image in row.images}
+        image_index = {each: number for number, each in enumerate(unique_images)}
         return SampleShard(
             tokens=joined([row.tokens for row in rows], np.int32),
             offsets=offsets([len(row.tokens) for row in rows]),
@@ -178,11 +178,13 @@ class ShardBuilder:
             stop_reasons=np.array([STOP_REASONS.index(row.stop_reason) for row in rows], np.int8),
             routes=np.concatenate(routes) if routes else None,
             route_offsets=offsets(routed) if routes else None,
-            pixels=joined([picture.ravel() for picture in shown.values()], np.uint8) if shown else None,
-            picture_sizes=np.array([picture.shape[:2] for picture in shown.values()], np.int64) if shown else None,
-            pictures=np.array([picture_index[identity(p)] for row in rows for p in row.pictures], np.int64)
-            if shown
+            pixels=joined([image.ravel() for image in unique_images.values()], np.uint8) if unique_images else None,
+            picture_sizes=np.array([image.shape[:2] for image in unique_images.values()], np.int64)
+            if unique_images
             else None,
-            row_pictures=offsets([len(row.pictures) for row in rows]) if shown else None,
-            span_pictures=np.array([span.pictures for span in spans], np.int64) if shown else None,
+            pictures=np.array([image_index[identity(p)] for row in rows for p in row.images], np.int64)
+            if unique_images
+            else None,
+            row_pictures=offsets([len(row.images) for row in rows]) if unique_images else None,
+            span_pictures=np.array([span.image_count for span in spans], np.int64) if unique_images else None,
         )

@@ -27,7 +27,7 @@ def beside(samples: Path) -> Path:
     return samples.with_name(samples.name.replace("rank-", "pictures-", 1))
 
 
-def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
+def write_images(path: Path, copies: Mapping[str, bytes]) -> None:
     """Write thumbnails, by digest. Raises `RunFailed` if the file cannot be written."""
     import pyarrow as pa
 
@@ -35,7 +35,7 @@ def write_pictures(path: Path, copies: Mapping[str, bytes]) -> None:
     write_table(path, pa.table(columns), _ROWS)
 
 
-def read_pictures(folder: Path, digests: Collection[str]) -> Iterator[tuple[str, bytes]]:
+def read_images(folder: Path, digests: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the thumbnails with these digests in a step's folder, each once. Unreadable files are skipped."""
     import pyarrow as pa
     import pyarrow.parquet as pq

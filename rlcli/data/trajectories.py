@@ -34,7 +34,7 @@ class Span:
     """Index after the last token."""
     version: int | None = None
     """Policy version (number of weight syncs) that generated them; None if the policy did not, or if it is unknown."""
-    pictures: int = 0
+    image_count: int = 0
     """Number of images among the tokens."""
 
 
@@ -69,18 +69,18 @@ class Trajectory:
     """Why it ended; None if it has not."""
     routes: Routes | None = None
     """Experts of the first tokens, as far as they are known and recorded (`rlcli.data.expert_routes`)."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
-    """Images of all spans, in the order of their tokens, resized for the model (`ImageRule.prepared`)."""
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images of all spans, in the order of their tokens, resized for the model (`ImageRule.preprocess`)."""
 
     @classmethod
     def of_prompt(
-        cls, tokens: Int32[np.ndarray, " T"], pictures: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
+        cls, tokens: Int32[np.ndarray, " T"], images: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
     ) -> Trajectory:
         """A prompt, without a response yet."""
         import numpy as np
 
-        spans = (Span("prompt", 0, len(tokens), pictures=len(pictures)),)
-        return cls(tokens, spans, np.zeros(0, np.float32), pictures=tuple(pictures))
+        spans = (Span("prompt", 0, len(tokens), image_count=len(images)),)
+        return cls(tokens, spans, np.zeros(0, np.float32), images=tuple(images))
 
     @classmethod
     def single(
@@ -102,9 +102,9 @@ class Trajectory:
         log_probs: Float32[np.ndarray, " n"] | None = None,
         version: int | None = None,
         stop_reason: FinishReason | None = None,
-        pictures: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
+        images: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
     ) -> Trajectory:
-        """Append tokens. Only the policy's tokens have `log_probs` and a `version`, only others have `pictures`. A
+        """Append tokens. Only the policy's tokens have `log_probs` and a `version`, only others have `images`. A
         response that is continued with other weights has a span for each version."""
         import numpy as np
 
@@ -113,7 +113,7 @@ class Trajectory:
             "a log-prob for each drawn token, and for no other"
         )
         last, end = self.spans[-1], len(self.tokens) + len(tokens)
-        spans = (*self.spans, Span(speaker, len(self.tokens), end, version, len(pictures)))
+        spans = (*self.spans, Span(speaker, len(self.tokens), end, version, len(images)))
         if speaker == last.speaker == "policy" and (version == last.version or not len(tokens)):
             spans = (*self.spans[:-1], replace(last, end=end))
         return replace(
@@ -122,7 +122,7 @@ class Trajectory:
             spans=spans,
             log_probs=self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
             stop_reason=stop_reason,
-            pictures=(*self.pictures, *pictures),
+            images=(*self.images, *images),
         )
 
     @classmethod
@@ -149,7 +149,7 @@ class Trajectory:
             np.concatenate([branch.log_probs for branch in branches]),
             branches[-1].stop_reason,
             _routes_of(branches),
-            tuple(picture for branch in branches for picture in branch.pictures),
+            tuple(image for branch in branches for image in branch.images),
         )
 
     @property
@@ -164,17 +164,17 @@ class Trajectory:
         if len(starts) == 1:
             return [self]
         result: list[Trajectory] = []
-        log_prob_start = picture_start = 0
+        log_prob_start = image_start = 0
         for index, next_index in pairwise([*starts, len(self.spans)]):
             spans = self.spans[index:next_index]
             start, count = spans[0].start, sum(s.end - s.start for s in spans if s.speaker == "policy")
             moved = tuple(replace(s, start=s.start - start, end=s.end - start) for s in spans)
             routes = None if self.routes is None else self.routes[start : spans[-1].end]
             log_probs = self.log_probs[log_prob_start : log_prob_start + count]
-            pictures = self.pictures[picture_start : picture_start + _pictures_in(spans)]
+            images = self.images[image_start : image_start + _images_in(spans)]
             tokens = self.tokens[start : spans[-1].end]
-            result.append(Trajectory(tokens, moved, log_probs, routes=routes, pictures=pictures))
-            log_prob_start, picture_start = log_prob_start + count, picture_start + len(pictures)
+            result.append(Trajectory(tokens, moved, log_probs, routes=routes, images=images))
+            log_prob_start, image_start = log_prob_start + count, image_start + len(images)
         return [*result[:-1], replace(result[-1], stop_reason=self.stop_reason)]
 
     @property
@@ -183,10 +183,10 @@ class Trajectory:
         return self.tokens[self.branch_starts[-1] :]
 
     @property
-    def branch_pictures(self) -> tuple[UInt8[np.ndarray, "height width 3"], ...]:
+    def branch_images(self) -> tuple[UInt8[np.ndarray, "height width 3"], ...]:
         """The images in the last branch."""
         first = max(index for index, span in enumerate(self.spans) if span.speaker == "prompt")
-        return self.pictures[_pictures_in(self.spans[:first]) :]
+        return self.images[_images_in(self.spans[:first]) :]
 
     @property
     def drawn(self) -> Bool[np.ndarray, " T"]:
@@ -233,7 +233,7 @@ class Trajectory:
                     policy_tokens = sum(s.end - s.start for s in self.spans[:index] if s.speaker == "policy")
                     log_probs, routes = self.log_probs[:policy_tokens], self._first_routes(span.start)
                     first = Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
-                    return replace(first, pictures=self.pictures[: _pictures_in(first.spans)])
+                    return replace(first, images=self.images[: _images_in(first.spans)])
         return self
 
     def without_last(self, count: int) -> Trajectory:
@@ -320,8 +320,8 @@ class Trajectory:
         return [span for span in self.spans if span.speaker == "policy"]
 
 
-def _pictures_in(spans: Sequence[Span]) -> int:
-    return sum(span.pictures for span in spans)
+def _images_in(spans: Sequence[Span]) -> int:
+    return sum(span.image_count for span in spans)
 
 
 def _routes_of(branches: Sequence[Trajectory]) -> Routes | None:

@@ -78,7 +78,7 @@ class Conversation:
     """All messages."""
     copies: dict[str, bytes] = field(default_factory=dict)
     """Digest → small copy, of the images in the messages."""
-    pictures: list[UInt8[np.ndarray, "height width 3"]] = field(default_factory=list)
+    images: list[UInt8[np.ndarray, "height width 3"]] = field(default_factory=list)
     """Images of all messages, preprocessed for the model."""
     rewards: list[tuple[int, float]] = field(default_factory=list)
     """Index of a turn's last response token, and the turn's reward."""
@@ -98,7 +98,7 @@ class Conversation:
     def __post_init__(self) -> None:
         self.messages = list(self.opening.messages)
         self.states.append(state_of(self.opening.messages))
-        self.trajectory = self._prompt(self.opening.messages, self.opening.pictures)
+        self.trajectory = self._prompt(self.opening.messages, self.opening.processed_images)
         self._add_images(self.opening)
         if len(self.trajectory.tokens) >= self.limits.tokens:
             self.ended = "tokens"
@@ -131,7 +131,7 @@ class Conversation:
             self.messages += messages
             self._add_images(reply)
             return
-        trajectory = self._extended(messages, reply.pictures)
+        trajectory = self._extended(messages, reply.processed_images)
         if _remaining_tokens(trajectory, self.limits) <= 0:
             self.ended = "tokens"  # messages without room are dropped: the trajectory ends with the last turn
             return
@@ -140,23 +140,23 @@ class Conversation:
         self._add_images(reply)
         self.states.append(state_of(messages))
 
-    def _prompt(self, messages: Sequence[TemplateMessage], pictures: Sequence[np.ndarray]) -> Trajectory:
-        return Trajectory.of_prompt(expand_images(self.template.first(messages), pictures, self.rule), pictures)
+    def _prompt(self, messages: Sequence[TemplateMessage], images: Sequence[np.ndarray]) -> Trajectory:
+        return Trajectory.of_prompt(expand_images(self.template.first(messages), images, self.rule), images)
 
-    def _extended(self, messages: list[Message], pictures: Sequence[np.ndarray]) -> Trajectory:
+    def _extended(self, messages: list[Message], images: Sequence[np.ndarray]) -> Trajectory:
         """The trajectory, extended by messages of the environment with these images."""
         trajectory = self.trajectory
         if self.past == "per_cycle" and any(message["role"] == "user" for message in messages):
             later_messages = [*self.messages[len(self.opening.messages) :], *messages]
             rendered = [*self.opening.messages, *map(self.template.prepared, later_messages)]
-            branch = self._prompt(rendered, [*self.pictures, *pictures])
-            return trajectory.extended("prompt", branch.tokens, pictures=branch.pictures)
+            branch = self._prompt(rendered, [*self.images, *images])
+            return trajectory.extended("prompt", branch.tokens, images=branch.images)
         dropped, tokens = self.template.append(trajectory.last_turn.tolist(), messages)
-        ids = expand_images(tokens, pictures, self.rule)
-        return trajectory.without_last(dropped).extended("environment", ids, pictures=pictures)
+        ids = expand_images(tokens, images, self.rule)
+        return trajectory.without_last(dropped).extended("environment", ids, images=images)
 
     def _add_images(self, answer: Opening | Reply) -> None:
-        self.pictures += answer.pictures
+        self.images += answer.processed_images
         self.copies |= answer.copies
 
     def _end(self, reply: Reply) -> Ended | None:

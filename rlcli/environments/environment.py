@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlcli.environments.chat_messages import Message as Message
 from rlcli.environments.chat_messages import ToolSchema
-from rlcli.environments.message_images import with_pictures
+from rlcli.environments.message_images import extract_images
 from rlcli.images.row_images import BadImage
 from rlcli.registry import Registry
 from rlcli.support.json_types import JsonValue
@@ -67,7 +67,7 @@ class Opening:
     """JSON schemas of the tools."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
     """Encoded images of all messages; empty once they are preprocessed."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
+    processed_images: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
     """Images, preprocessed for the model."""
     copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Digest → small copy of an image, for people."""
@@ -89,7 +89,7 @@ class Reply:
     """Numbers and texts to record."""
     images: tuple[bytes, ...] = field(default=(), repr=False)
     """As in `Opening`."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
+    processed_images: tuple[UInt8[np.ndarray, "height width 3"], ...] = field(default=(), repr=False)
     """As in `Opening`."""
     copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """As in `Opening`."""
@@ -160,22 +160,22 @@ def check_size(method: str, returned: JsonValue, line_bytes: int) -> None:
     """Raise `EnvironmentFailed` (TOO_LARGE) for a reply whose text is too large. line_bytes: of the whole reply."""
     if line_bytes <= MOST_TEXT_BYTES:
         return
-    text = line_bytes - _picture_bytes(returned)
+    text = line_bytes - _image_bytes(returned)
     if text > MOST_TEXT_BYTES:
         detail = f"{method} returned {text / 1e6:.1f} MB of text, more than {MOST_TEXT_BYTES / 1e6:.1f}"
         raise EnvironmentFailed(Failure.TOO_LARGE, detail)
 
 
-def _picture_bytes(value: JsonValue) -> int:
+def _image_bytes(value: JsonValue) -> int:
     """Size of the encoded images in messages."""
     if isinstance(value, list):
-        return sum(map(_picture_bytes, value))
+        return sum(map(_image_bytes, value))
     if not isinstance(value, dict):
         return 0
     image = value.get("image")
     if value.get("type") == "image" and isinstance(image, dict) and isinstance(image.get("base64"), str):
         return len(image["base64"])
-    return _picture_bytes(value["content"]) if isinstance(value.get("content"), list) else 0
+    return _image_bytes(value["content"]) if isinstance(value.get("content"), list) else 0
 
 
 MOST_REWARD = 1e30
@@ -218,7 +218,7 @@ def _messages(method: str, messages: JsonValue) -> tuple[list[Message], tuple[by
         if message.get("role") not in allowed:
             raise _invalid(method, f"a message whose role is none of {', '.join(allowed)}", message)
         try:
-            with_markers, message_images = with_pictures(message, content)
+            with_markers, message_images = extract_images(message, content)
         except BadImage as error:
             raise EnvironmentFailed(Failure.PROTOCOL, f"{method} returned what cannot be shown: {error}") from error
         checked.append(with_markers)

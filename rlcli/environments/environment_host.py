@@ -45,7 +45,7 @@ START_TIMEOUT_S = 120.0
 LOOK_S = 0.05
 """Interval of checks for calls past their deadline."""
 MOST_LINE_BYTES = 1 << 28
-"""Longest line that a process may write, with pictures."""
+"""Longest line that a process may write, with images."""
 PRINTED_BYTES = 1 << 20
 """Of what the environments of one process print: further output is read and dropped."""
 

@@ -19,7 +19,7 @@ from rlcli.environments.image_sessions import ImageSession, SessionImages
 from rlcli.environments.message_images import messages_of_row
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ConfigError
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.rewards import harmony
 from rlcli.types import Prompt
 
@@ -78,8 +78,8 @@ class Environments:
     """The environments `names`, each in separate processes.
 
     tokenizer: with its final chat template. stops: tokens that end a response. thinking: prompts end within an open
-    <think>. sight: preprocesses images, for a model that takes images. Raises `SetupError` if an environment does not
-    load.
+    <think>. image_processor: preprocesses images, for a model that takes images. Raises `SetupError` if an environment
+    does not load.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Environments:
         stops: Collection[int],
         *,
         thinking: bool = False,
-        sight: Sight | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
         self.section, self.limits = config.environment, limits_of(config)
-        self._images = SessionImages(sight, self.limits.tokens)
+        self._images = SessionImages(image_processor, self.limits.tokens)
         self._tokenizer, self._stops, self._thinking = tokenizer, frozenset(stops), thinking
         self._harmony = harmony.speaks({str(token) for token in tokenizer.added_tokens_decoder.values()})
         self._past = config.environment.past
@@ -122,7 +122,7 @@ class Environments:
             )
         if not opening.fits:
             limit = self.limits.tokens
-            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed pictures of more than {limit} tokens")
+            raise EnvironmentFailed(Failure.PROTOCOL, f"reset showed images of more than {limit} tokens")
         conversation = Conversation(
             template=self._template(opening.tools),
             limits=self.limits,
@@ -130,7 +130,7 @@ class Environments:
             form=form,
             thinking=self._thinking,
             past=self._past,
-            rule=None if self._images.sight is None else self._images.sight.rule,
+            rule=None if self._images.image_processor is None else self._images.image_processor.rule,
         )
         if conversation.ended:
             length = len(conversation.trajectory.tokens)
@@ -176,7 +176,7 @@ class Environments:
     def _template(self, tools: Sequence[ToolSchema]) -> TurnTemplate:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._templates:
-            never = () if self._images.sight is None else self._images.sight.rule.never
+            never = () if self._images.image_processor is None else self._images.image_processor.rule.never
             self._templates[key] = TurnTemplate(self._tokenizer, self._stops, tools, never)
         return self._templates[key]
 

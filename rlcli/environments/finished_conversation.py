@@ -30,7 +30,7 @@ class Turn:
     """Number of the turn, from 0."""
     response_prefix: Int32[np.ndarray, " R"] | None = None
     """Tokens of this turn that an earlier round generated."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
     """Images in `tokens`, preprocessed for the model."""
 
 

@@ -4,7 +4,7 @@
 
 TARGET: `module:Class` or `/path/to/file.py:Class`, or a function or a list of functions that are tools. MEMORY_BYTES:
 limit of its address space; 0: none. Requests and replies are lines of JSON on standard input and output; what
-environments print goes to standard error. A picture, a part `{"type": "image", "image": …}` of a message's content, is
+environments print goes to standard error. An image, a part `{"type": "image", "image": …}` of a message's content, is
 `bytes` for an environment, and `{"base64": …}` in JSON.
 """
 
@@ -151,11 +151,11 @@ def sendable(returned: object) -> object:
 def _part(part: object) -> object:
     if not isinstance(part, dict) or part.get("type") != "image":
         return part
-    return {"type": "image", "image": {"base64": base64.b64encode(_encoded_picture(part.get("image"))).decode()}}
+    return {"type": "image", "image": {"base64": base64.b64encode(_encoded_image(part.get("image"))).decode()}}
 
 
-def _encoded_picture(image: object) -> bytes:
-    """A picture as the bytes of a file: those, a struct of `bytes` as the hub's datasets have it, a picture of Pillow,
+def _encoded_image(image: object) -> bytes:
+    """An image as the bytes of a file: those, a struct of `bytes` as the hub's datasets have it, an image of Pillow,
     or an array of numpy `[height, width, 3]`."""
     if isinstance(image, dict):
         image = image.get("bytes")
@@ -166,14 +166,14 @@ def _encoded_picture(image: object) -> bytes:
 
         image = Image.fromarray(image)
     if not hasattr(image, "save"):
-        raise TypeError(f"{type(image).__name__} is no picture: give its bytes, Pillow's or numpy's")
+        raise TypeError(f"{type(image).__name__} is no image: give its bytes, Pillow's or numpy's")
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def received(row: dict[str, object]) -> dict[str, object]:
-    """A row with the pictures in its messages as bytes."""
+    """A row with the images in its messages as bytes."""
     messages = row.get("messages")
     for message in messages if isinstance(messages, list) else ():
         for part in message["content"] if isinstance(message["content"], list) else ():
@@ -197,7 +197,7 @@ class Host:
         self.make, self.write = make, write
         self.sessions: dict[int, Environment] = {}
         self.threads = ThreadPoolExecutor(THREADS)
-        self.encoder = ThreadPoolExecutor(1)  # pictures take long, and calls may hold all of the threads
+        self.encoder = ThreadPoolExecutor(1)  # images take long, and calls may hold all of the threads
         self.began: ContextVar[int] = ContextVar("began")
         """The request that the current task answers."""
 

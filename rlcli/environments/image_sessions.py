@@ -10,7 +10,7 @@ from typing import TypeVar
 from rlcli.environments.chat_messages import Message
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.environment_host import Session
-from rlcli.images.image_processor import NoRoom, Sight
+from rlcli.images.image_processor import ImageProcessor, NoRoom
 from rlcli.images.row_images import BadImage
 
 Answer = TypeVar("Answer", Opening, Reply)
@@ -19,11 +19,11 @@ Answer = TypeVar("Answer", Opening, Reply)
 class SessionImages:
     """Preprocesses the images of environments' answers."""
 
-    def __init__(self, sight: Sight | None, max_tokens: int) -> None:
-        self.sight = sight
+    def __init__(self, image_processor: ImageProcessor | None, max_tokens: int) -> None:
+        self.image_processor = image_processor
         """Image processor, for a model that takes images."""
         self._max_tokens = max_tokens  # of the images in one answer
-        self._thread = ThreadPoolExecutor(1, "pictures")
+        self._thread = ThreadPoolExecutor(1, "images")
 
     def session(self, session: Session) -> ImageSession:
         """Wrap a session."""
@@ -53,17 +53,17 @@ class SessionImages:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _preprocessed(self, answer: Answer) -> Answer:
-        if self.sight is None:
-            raise EnvironmentFailed(Failure.PROTOCOL, "it showed a picture, and the model reads text alone")
+        if self.image_processor is None:
+            raise EnvironmentFailed(Failure.PROTOCOL, "it showed an image, and the model reads text alone")
         try:
-            shown = self.sight.shown(answer.images, self._max_tokens)
+            processed = self.image_processor.process_with_copies(answer.images, self._max_tokens)
         except NoRoom:
             return replace(answer, images=(), fits=False)
         except BadImage as error:
             if isinstance(answer, Reply) and answer.done:  # the model does not get it
                 return replace(answer, images=())
-            raise EnvironmentFailed(Failure.PROTOCOL, f"it showed what cannot be seen: {error}") from error
-        return replace(answer, images=(), pictures=shown.pictures, copies=shown.copies)
+            raise EnvironmentFailed(Failure.PROTOCOL, f"it returned what is no usable image: {error}") from error
+        return replace(answer, images=(), processed_images=processed.images, copies=processed.copies)
 
 
 class ImageSession:
@@ -87,5 +87,7 @@ def _set_result(future: Future[Answer], result: Callable[[], Answer]) -> None:
         future.set_result(result())
     except EnvironmentFailed as error:
         future.set_exception(error)
-    except Exception as error:  # a picture may be anything
-        future.set_exception(EnvironmentFailed(Failure.PROTOCOL, f"it showed what cannot be seen: {error!r:.300}"))
+    except Exception as error:  # an image may be anything
+        future.set_exception(
+            EnvironmentFailed(Failure.PROTOCOL, f"it returned what is no usable image: {error!r:.300}")
+        )

@@ -37,14 +37,14 @@ def split_parts(content: Sequence[JsonValue]) -> tuple[str, tuple[bytes, ...]]:
             images.append(_decoded(_base64_of(fields.get(kind))))
             texts.append("")
         else:
-            raise BadImage(f"a content has a part that is neither text nor a picture: {part!r:.100}")
+            raise BadImage(f"a content has a part that is neither text nor an image: {part!r:.100}")
     if not images:
         return texts[0], ()
     # A marker in a text must not stand for an image.
     return IMAGE.join(text.replace(IMAGE, f"{IMAGE[0]}\u200b{IMAGE[1:]}") for text in texts), tuple(images)
 
 
-def with_pictures(
+def with_images(
     fields: Mapping[str, JsonValue], content: str | Sequence[JsonValue]
 ) -> tuple[Message, tuple[bytes, ...]]:
     """A message with text as its content, which describes its images in `images`; and the encoded images.
@@ -56,12 +56,12 @@ def with_pictures(
     if images:
         with_markers["images"] = described(images)
         if any(description["width"] is None for description in with_markers["images"]):
-            raise BadImage("a picture is broken, of an unknown format or out of bounds")
+            raise BadImage("an image is broken, of an unknown format or out of bounds")
     return with_markers, images
 
 
 def in_parts(message: TemplateMessage) -> TemplateMessage:
-    """The inverse of `with_pictures`, in the form of chat templates: with markers in place of the images."""
+    """The inverse of `extract_images`, in the form of chat templates: with markers in place of the images."""
     content = message.get("content")
     if not message.get("images") or not isinstance(content, str):
         return message
@@ -70,19 +70,19 @@ def in_parts(message: TemplateMessage) -> TemplateMessage:
 
 
 def expand_images(
-    ids: list[int], pictures: Sequence[UInt8[np.ndarray, "height width 3"]], rule: ImageRule | None
+    ids: list[int], images: Sequence[UInt8[np.ndarray, "height width 3"]], rule: ImageRule | None
 ) -> Int32[np.ndarray, " T"]:
     """Expand the placeholder of each image in a chat template's ids to the image's number of tokens. rule: for a model
     that takes images. Raises `ModelError` for another number of placeholders."""
     import numpy as np
 
     if rule is not None:
-        if (markers := ids.count(rule.token)) != len(pictures):
+        if (markers := ids.count(rule.token)) != len(images):
             raise ModelError(
-                f"the chat template writes {markers} placeholders for {len(pictures)} pictures in a conversation",
-                "put the model's own chat_template.jinja into its folder, or show pictures to a role that it takes",
+                f"the chat template writes {markers} placeholders for {len(images)} images in a conversation",
+                "put the model's own chat_template.jinja into its folder, or show images to a role that it takes",
             )
-        ids = rule.expanded(ids, [(picture.shape[1], picture.shape[0]) for picture in pictures])
+        ids = rule.expanded(ids, [(image.shape[1], image.shape[0]) for image in images])
     return np.array(ids, np.int32)
 
 
@@ -116,15 +116,15 @@ def _base64_of(value: object) -> object:
     if isinstance(url, str):
         head, *_ = url[:100].partition(",")
         if not head.startswith("data:") or not head.endswith(";base64"):
-            raise BadImage("a picture is given by an address: only data URLs are read")
+            raise BadImage("an image is given by an address: only data URLs are read")
         return url[len(head) + 1 :]
     return value.get("base64")
 
 
 def _decoded(text: object) -> bytes:
     if not isinstance(text, str):
-        raise BadImage("a picture has no data")
+        raise BadImage("an image has no data")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:  # also of text that is not ASCII
-        raise BadImage("a picture's data is no base64") from error
+        raise BadImage("an image's data is no base64") from error

@@ -233,7 +233,7 @@ class ToolEnvironment:
     cannot be read, is wrong or raises is answered with the error, so that the policy can correct it.
 
     Arguments are read by the schema (`argument_of`). Calls run one after another; an async function is awaited. A
-    function returns a text, anything that JSON has, a picture of Pillow, or a list of texts and pictures, also as
+    function returns a text, anything that JSON has, an image of Pillow, or a list of texts and images, also as
     parts of a message's content."""
 
     def __init__(self, functions: Sequence[Callable[..., object]]) -> None:
@@ -352,19 +352,19 @@ def content_of(returned: object) -> Content:
     if isinstance(returned, str):
         return returned
     every = returned if isinstance(returned, list | tuple) else [returned]
-    if not any(_is_picture(item) for item in every):
+    if not any(_is_image(item) for item in every):
         return json.dumps(returned, default=str)
     return [_content_part(item) for item in every]
 
 
-def _is_picture(value: object) -> bool:
+def _is_image(value: object) -> bool:
     if isinstance(value, dict):
         return value.get("type") == "image" and "image" in value
     return any(base.__module__.startswith("PIL.") for base in type(value).__mro__)
 
 
 def _content_part(value: object) -> dict[str, object]:
-    if _is_picture(value):
+    if _is_image(value):
         return value if isinstance(value, dict) else {"type": "image", "image": value}
     if isinstance(value, dict) and value.get("type") == "text":
         return value

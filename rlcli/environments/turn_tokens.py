@@ -39,7 +39,7 @@ class Appended(NamedTuple):
 class TurnTemplate:
     """The tokens of a chat template between turns of the policy. stops: the ids that end a response
     (`chat_template.stop_tokens`). tools: JSON schemas of the functions that the policy may call. never: ids that stand
-    for pictures."""
+    for images."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TurnTemplate:
 
     def prepared(self, message: Message) -> TemplateMessage:
         """A message of the past: what users and tools wrote cannot become control tokens, and the arguments of calls
-        are as the template takes them. What the policy has spelled stands for no picture."""
+        are as the template takes them. What the policy has spelled stands for no image."""
         if message["role"] in ("user", "tool"):
             return self.harmless(message)
         if self._shown is not None:
@@ -150,7 +150,7 @@ class TurnTemplate:
 
     def harmless(self, message: TemplateMessage) -> TemplateMessage:
         """The message as a template takes it, with a zero-width space in each marker that its text contains, such as
-        `<|im_end|>`: written by an environment, it must not end a turn, open another one, or stand for a picture."""
+        `<|im_end|>`: written by an environment, it must not end a turn, open another one, or stand for an image."""
         message = in_parts(message)
         content = message.get("content")
         if isinstance(content, list):

@@ -31,9 +31,9 @@ _QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 def decode(data: bytes) -> Image:
-    """The picture in RGB, upright, on white where it is transparent. It needs at most about 16 bytes a pixel.
+    """The image in RGB, upright, on white where it is transparent. It needs at most about 16 bytes a pixel.
 
-    Raises `BadImage` for what is no picture of `FORMATS`, is broken or truncated, is animated, or has too many pixels
+    Raises `BadImage` for what is no image of `FORMATS`, is broken or truncated, is animated, or has too many pixels
     (`MAX_PIXELS`) or too thin a shape (`MAX_RATIO`).
     """
     image = _opened(data)
@@ -47,7 +47,7 @@ def decode(data: bytes) -> Image:
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height of the upright picture, from its header alone. Raises `BadImage` like `decode`, except for
+    """Width and height of the upright image, from its header alone. Raises `BadImage` like `decode`, except for
     what only the pixels show."""
     image = _opened(data)
     width, height = image.size
@@ -55,7 +55,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def decoded_size(data: bytes) -> tuple[int, int]:
-    """As `size_of`, once the picture is decoded. Raises `BadImage` like `decode`."""
+    """As `size_of`, once the image is decoded. Raises `BadImage` like `decode`."""
     size: tuple[int, int] = decode(data).size
     return size
 

@@ -15,9 +15,9 @@ from rlcli.images.row_images import BadImage
 from rlcli.types import IMAGE, image_digest
 
 MOST = 1000
-"""Pictures of one row; a file may claim any number."""
+"""Images of one row; a file may claim any number."""
 KEPT = 32
-"""Pictures whose description is kept: the samples of a group are described one after the other."""
+"""Images whose description is kept: the samples of a group are described one after the other."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -52,53 +52,53 @@ def descriptions(value: Any) -> list[dict[str, Any]]:
     ]
 
 
-def in_words(picture: Mapping[str, Any]) -> str:
+def in_words(image: Mapping[str, Any]) -> str:
     """Placeholder text of an image.
 
     >>> in_words({"digest": "0f", "width": 84, "height": 56}), in_words({"width": None})
     ('[image 84 x 56]', '[image]')
     """
-    width, height = picture.get("width"), picture.get("height")
+    width, height = image.get("width"), image.get("height")
     return f"[image {width} x {height}]" if width and height else "[image]"
 
 
-def worded(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
-    """The text with each picture in words: in place of its marker, or at the end if there are too few.
+def worded(text: str, images: Sequence[Mapping[str, Any]]) -> str:
+    """The text with each image in words: in place of its marker, or at the end if there are too few.
 
     >>> worded("<image>Like <image>?", [{"width": 8, "height": 4}])
     '[image 8 x 4]Like <image>?'
     """
-    first, *rest = text.split(IMAGE, len(pictures))
-    words = [in_words(picture) for picture in pictures]
+    first, *rest = text.split(IMAGE, len(images))
+    words = [in_words(image) for image in images]
     shown = first + "".join(word + part for word, part in zip(words, rest, strict=False))
     return shown + "".join(f" {word}" for word in words[len(rest) :])
 
 
-def worded_last(text: str, pictures: Sequence[Mapping[str, Any]]) -> str:
-    """`worded` for the last message of a prompt, which has the last of the prompt's pictures."""
-    count = min(text.count(IMAGE), len(pictures))
-    return worded(text, pictures[len(pictures) - count :]) if count else text
+def worded_last(text: str, images: Sequence[Mapping[str, Any]]) -> str:
+    """`worded` for the last message of a prompt, which has the last of the prompt's images."""
+    count = min(text.count(IMAGE), len(images))
+    return worded(text, images[len(images) - count :]) if count else text
 
 
-def worded_messages(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The messages with their pictures in words. pictures: the prompt's, if the messages do not describe their own: its
-    messages come first, and so do its markers."""
+def worded_messages(messages: Sequence[Mapping[str, Any]], prompt_images: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The messages with their images in words. prompt_images: the prompt's, if the messages do not describe their own:
+    its messages come first, and so do its markers."""
     every = [descriptions(message.get("images")) for message in messages]
     return [
         {**message, "content": worded(str(message.get("content") or ""), images)} if images else message
-        for message, images in zip(messages, every if any(every) else shared_out(messages, pictures), strict=True)
+        for message, images in zip(messages, every if any(every) else shared_out(messages, prompt_images), strict=True)
     ]
 
 
-def shared_out(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any]) -> list[Sequence[Any]]:
-    """For each message the pictures whose markers it has. Those without a marker, as in a message that was cut, go to
+def shared_out(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[Sequence[Any]]:
+    """For each message the images whose markers it has. Those without a marker, as in a message that was cut, go to
     the last message that has any, else to the first."""
-    counts = _counts(messages, len(pictures))
+    counts = _counts(messages, len(images))
     last = max((index for index, count in enumerate(counts) if count), default=0)
     if counts:
-        counts[last] += len(pictures) - sum(counts)
+        counts[last] += len(images) - sum(counts)
     ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [pictures[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return [images[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _counts(messages: Sequence[Mapping[str, Any]], limit: int) -> list[int]:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 TEXTS = ("qwen2", "qwen3")
-"""`model_type`s of text models beside a tower of tiles whose packed log-probs are tested."""
+"""`model_type`s of text models beside a vision encoder of tiles whose packed log-probs are tested."""
 
 
 @dataclass(frozen=True)
 class TileRule(ImageRule):
-    """A picture becomes `least` to `most` tiles of `side` × `side` pixels, in the grid whose shape is nearest to its
-    own, and if these are several a small version of the whole picture follows them. A prepared picture is all of them
+    """An image becomes `least` to `most` tiles of `side` × `side` pixels, in the grid whose shape is nearest to its
+    own, and if these are several a small version of the whole image follows them. A processed image is all of them
     below one another.
 
 
@@ -51,14 +51,16 @@ class TileRule(ImageRule):
 
     @classmethod
     def of(cls, path: str, config: Any) -> Self:
-        """Raises `ValueError`, too, if its files disagree, or its tokenizer has no marks around pictures."""
+        """Raises `ValueError`, too, if its files disagree, or its tokenizer has no marks around images."""
         from transformers import AutoTokenizer
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
         processor = GotOcr2ImageProcessorPil.from_pretrained(path)
         vision, size = config.vision_config, (processor.size["height"], processor.size["width"])
         if size != tuple(vision.image_size) or size[0] != size[1]:
-            raise ValueError(f"its tiles have {size[0]} x {size[1]} pixels, and its tower reads {vision.image_size}")
+            raise ValueError(
+                f"its tiles have {size[0]} x {size[1]} pixels, and its vision encoder reads {vision.image_size}"
+            )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         begin, end = (getattr(tokenizer, f"{name}_image_token_id", None) for name in ("start", "end"))
         if begin is None or end is None:
@@ -81,10 +83,10 @@ class TileRule(ImageRule):
     def refused(cls, config: Any) -> str:
         text = config.text_config.model_type
         if text not in TEXTS:
-            return f"its text model '{text}' is not supported beside a tower ({', '.join(TEXTS)} are)"
+            return f"its text model '{text}' is not supported beside a vision encoder ({', '.join(TEXTS)} are)"
         # vLLM computes no others.
         if (config.vision_feature_layer, config.vision_feature_select_strategy) != (-1, "default"):
-            return "its text model does not read the tower's last layer (vision_feature_layer)"
+            return "its text model does not read the vision encoder's last layer (vision_feature_layer)"
         return ""
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
@@ -106,31 +108,31 @@ class TileRule(ImageRule):
     def placed(self, width: int, height: int) -> list[int]:
         return [self.begin, *super().placed(width, height), self.end]
 
-    def prepared(self, picture: Any) -> np.ndarray:
+    def preprocess(self, image: Any) -> np.ndarray:
         import numpy as np
 
-        columns, rows = self.grid(*picture.size)
+        columns, rows = self.grid(*image.size)
         parts = [(columns, rows)] + [(1, 1)] * (columns * rows > 1)
-        resized = [picture.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
+        resized = [image.resize((self.side * c, self.side * r), self.resample) for c, r in parts]
         tiles = [
-            np.asarray(image).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
-            for image, (c, r) in zip(resized, parts, strict=True)
+            np.asarray(resized_image).reshape(r, self.side, c, self.side, 3).swapaxes(1, 2).reshape(-1, self.side, 3)
+            for resized_image, (c, r) in zip(resized, parts, strict=True)
         ]
         pixels: np.ndarray = np.concatenate(tiles)
         return pixels
 
-    def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    def inputs(self, images: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """All tiles: float32 `[tiles, 3, side, side]`."""
-        tiles = [tile for picture in pictures for tile in picture.reshape(-1, self.side, self.side, 3)]
+        tiles = [tile for image in images for tile in image.reshape(-1, self.side, self.side, 3)]
         encoded = self._processor(tiles, do_resize=False, return_tensors="np", input_data_format="channels_last")
         return {"pixel_values": encoded["pixel_values"]}
 
-    def engine_inputs(self, pictures: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
-        """vLLM's processor would cut a prepared picture again, and make the small version of the large one."""
+    def engine_inputs(self, images: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
+        """vLLM's processor would cut a processed image again, and make the small version of the large one."""
         import numpy as np
 
-        counts = np.array([len(picture) // self.side for picture in pictures], np.int64)
-        return {**self.inputs(pictures), "image_num_patches": counts, "image_token_id": np.array(self.token)}
+        counts = np.array([len(image) // self.side for image in images], np.int64)
+        return {**self.inputs(images), "image_num_patches": counts, "image_token_id": np.array(self.token)}
 
     @cached_property
     def _processor(self) -> Any:

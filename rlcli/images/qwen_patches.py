@@ -76,26 +76,26 @@ class PatchRule(ImageRule):
     def tokens(self, width: int, height: int) -> int:
         return (width // self.side) * (height // self.side)
 
-    def prepared(self, picture: Any) -> np.ndarray:
+    def preprocess(self, image: Any) -> np.ndarray:
         import numpy as np
         from PIL import Image
 
-        size = self.fitted(*picture.size)
-        fitting = picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC)
+        size = self.fitted(*image.size)
+        fitting = image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
         pixels: np.ndarray = np.asarray(fitting)
         return pixels
 
-    def positions(self, ids: np.ndarray, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    def positions(self, ids: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
         """int64 `[3, T]`: position of each token in time, height and width (M-RoPE, arXiv 2409.12191, section 2.1). For
         text all three advance by one; image tokens share one temporal position, and the following text starts after the
         larger of the image's sides."""
         import numpy as np
 
         blocks, index, position = [], 0, 0
-        for start, picture in zip(self.starts(ids, pictures), pictures, strict=True):
+        for start, image in zip(self.starts(ids, images), images, strict=True):
             blocks.append(np.tile(np.arange(position, position + start - index), (3, 1)))
             position += start - index
-            height, width = picture.shape[0] // self.side, picture.shape[1] // self.side
+            height, width = image.shape[0] // self.side, image.shape[1] // self.side
             rows, columns = np.divmod(np.arange(height * width), width)
             blocks.append(position + np.stack([np.zeros_like(rows), rows, columns]))
             index, position = start + height * width, position + max(height, width)
@@ -103,10 +103,10 @@ class PatchRule(ImageRule):
         positions: np.ndarray = np.concatenate(blocks, axis=1)
         return positions
 
-    def inputs(self, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """The P patches, float32 `[P, 3 · frames · patch²]`, and of each picture how many it has in time, height and
-        width: int64 `[pictures, 3]`."""
-        encoded = self._processor([*pictures], do_resize=False, return_tensors="np", input_data_format="channels_last")
+    def inputs(self, images: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """The P patches, float32 `[P, 3 · frames · patch²]`, and of each image how many it has in time, height and
+        width: int64 `[images, 3]`."""
+        encoded = self._processor([*images], do_resize=False, return_tensors="np", input_data_format="channels_last")
         return {name: encoded[name] for name in ("pixel_values", "image_grid_thw")}
 
     @cached_property

@@ -12,24 +12,24 @@ from rlcli.types import IMAGE, Message
 
 
 class BadImage(ValueError):
-    """A picture, or its place in a prompt, that cannot be used; the message says why in one line."""
+    """An image, or its place in a prompt, that cannot be used; the message says why in one line."""
 
 
 MAX_FILE_BYTES = 256 << 20
-"""Maximum size of a picture's file."""
+"""Maximum size of an image's file."""
 
 
-def pictures(value: Any, folder: Path, also: Sequence[Path] = ()) -> tuple[bytes, ...]:
-    """The encoded pictures in a row's value: one or a list of them, or none (None).
+def load_images(value: Any, folder: Path, also: Sequence[Path] = ()) -> tuple[bytes, ...]:
+    """The encoded images in a row's value: one or a list of them, or none (None).
 
-    A picture is its bytes, the path of its file, or a dict of `bytes` and `path`, as the hub's datasets and verl have
+    An image is its bytes, the path of its file, or a dict of `bytes` and `path`, as the hub's datasets and verl have
     it. folder: where relative paths begin. A file must lie in it or in one of `also`, with all links followed: rows do
     not choose which other files are read. Raises `BadImage`.
     """
     if value is None:
         return ()
     every = value if isinstance(value, list | tuple) else [value]
-    return tuple(_picture(picture, number, (folder, *also)) for number, picture in enumerate(every))
+    return tuple(_load_image(image, number, (folder, *also)) for number, image in enumerate(every))
 
 
 def content_text(content: Any) -> str | None:
@@ -79,7 +79,7 @@ def markers(messages: Iterable[Message]) -> int:
     return sum(message["content"].count(IMAGE) for message in messages)
 
 
-def _picture(value: Any, number: int, folders: Sequence[Path]) -> bytes:
+def _load_image(value: Any, number: int, folders: Sequence[Path]) -> bytes:
     path, folder = None, folders[0]
     if isinstance(value, Mapping):
         value, path = value.get("bytes"), value.get("path")

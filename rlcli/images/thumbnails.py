@@ -19,18 +19,18 @@ QUALITY = 80
 
 
 def thumbnail(data: bytes, side: int = SIDE) -> bytes:
-    """A copy of an encoded picture as PNG or JPEG, whichever is shorter, without metadata; its longer side has at most
+    """A copy of an encoded image as PNG or JPEG, whichever is shorter, without metadata; its longer side has at most
     `side` pixels. Raises `BadImage` like `decode`."""
     return small_copy(decode(data), side)
 
 
-def small_copy(picture: Image, side: int = SIDE) -> bytes:
-    """The same of a decoded picture, which is reduced in its place."""
+def small_copy(image: Image, side: int = SIDE) -> bytes:
+    """The same of a decoded image, which is reduced in its place."""
     from PIL.Image import Resampling
 
-    picture.thumbnail((side, side), Resampling.LANCZOS)
-    picture.info = {}  # a colour profile or a comment would be written too
-    return min(_encoded(picture, "PNG"), _encoded(picture, "JPEG"), key=len)
+    image.thumbnail((side, side), Resampling.LANCZOS)
+    image.info = {}  # a colour profile or a comment would be written too
+    return min(_encoded(image, "PNG"), _encoded(image, "JPEG"), key=len)
 
 
 def data_url(encoded: bytes) -> str:
@@ -43,7 +43,7 @@ def data_url(encoded: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
 
 
-def _encoded(picture: Image, form: str) -> bytes:
+def _encoded(image: Image, form: str) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, form, **({"quality": QUALITY} if form == "JPEG" else {}))
+    image.save(buffer, form, **({"quality": QUALITY} if form == "JPEG" else {}))
     return buffer.getvalue()

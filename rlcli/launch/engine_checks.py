@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcli.config.schema import Rollout, RunConfig
-from rlcli.data.prompts.prompt_table import pictures_of
+from rlcli.data.prompts.prompt_table import images_per_prompt
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.images.families import KINDS
 from rlcli.images.image_rule import ImageRule
@@ -17,7 +17,7 @@ from rlcli.support.extras import INSTALL, missing
 from rlcli.types import Prompt
 
 NOT_ADAPTED = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
-"""Models that see pictures of which vLLM 0.32 computes none with an adapter: an error in the first pass. (Those of
+"""Vision-language models of which vLLM 0.32 computes none with an adapter: an error in the first pass. (Those of
 Qwen3.5 inherit it; not run.)"""
 
 NEEDS_MERGED_ADAPTER = dict.fromkeys(
@@ -190,11 +190,11 @@ def check_images(
     """The maximum number of images that the engine gets with a prompt: of the rows, or any number with environments.
     Raises `RlcliError` for images or `model.freeze` with a text-only model, and for settings that a vision-language
     model does not support. kind: the model's `model_type`. rule: how it encodes images, if it does."""
-    max_pictures = max((int(pictures_of(some).max(initial=0)) for some in sets), default=0)
+    max_images = max((int(images_per_prompt(some).max(initial=0)) for some in sets), default=0)
     if train:
-        check_frozen(config, sees=rule is not None)
+        check_frozen(config, has_vision_encoder=rule is not None)
     if rule is None:
-        if max_pictures:
+        if max_images:
             raise ModelError(
                 f"the data has images, and {config.model.path} is a model for text alone",
                 f"give a vision-language model ({', '.join(KINDS)}), or data without images",
@@ -211,22 +211,22 @@ def check_images(
             "give model.dtype = float32, or train all weights",
         )
     if config.environment.name:
-        max_pictures = config.max_length  # each has a token
+        max_images = config.max_length  # each has a token
     if not train:
-        return max_pictures
+        return max_images
     for key, value, plain in _unsupported(config):
         if value != plain:
             raise ConfigError(
                 f"{key} = {value}, but training of vision-language models does not support this yet",
                 f"give {key} = {plain}",
             )
-    return max_pictures
+    return max_images
 
 
-def check_frozen(config: RunConfig, *, sees: bool) -> None:
-    """Raise `ConfigError` if parts are to be frozen that the model does not have. sees: it is a vision-language
-    model."""
-    if config.model.freeze and not sees:
+def check_frozen(config: RunConfig, *, has_vision_encoder: bool) -> None:
+    """Raise `ConfigError` if parts are to be frozen that the model does not have. has_vision_encoder: it is a
+    vision-language model."""
+    if config.model.freeze and not has_vision_encoder:
         parts = ", ".join(config.model.freeze)
         raise ConfigError(
             f"model.freeze = {parts}: {config.model.path} reads text alone, and has no such part",

@@ -11,7 +11,7 @@ from rlcli.environments.environment import VERIFIER
 from rlcli.environments.environment_pool import OF_ROW, Environments, name_of
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.errors import ConfigError
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.images.image_rule import ImageRule
 from rlcli.rewards.expression import parse
 from rlcli.rewards.verifier_registry import of_row
@@ -52,8 +52,8 @@ def check_environments(
     rule: ImageRule | None = None,
 ) -> tuple[str, ...]:
     """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
-    it ask for a turn. sets: of rows. rule: how the model sees pictures, if it does. Returns their names. Raises
-    `RlcliError` with the problem."""
+    it ask for a turn. sets: of rows. rule: image preprocessing of the model, if it takes images. Returns their names.
+    Raises `RlcliError` with the problem."""
     section, rows = config.environment, JoinedPrompts(sets)
     if not section.name:
         used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")
@@ -63,15 +63,17 @@ def check_environments(
                 "name the environment with --environment (rlcli env list)",
             )
         return ()
-    sight = None if rule is None else Sight(rule)
+    image_processor = None if rule is None else ImageProcessor(rule)
     if section.is_command:
-        with AgentPool(config, tokenizer, stops, thinking=thinking, sight=sight) as agents:
+        with AgentPool(config, tokenizer, stops, thinking=thinking, image_processor=image_processor) as agents:
             agents.check(rows[0])
         return (section.name,)
     every = rows if section.name == OF_ROW else rows[:1]
     first: dict[str, Prompt] = {}
     for prompt in every:
         first.setdefault(name_of(section, prompt), prompt)
-    with Environments(config, first, tokenizer, stops, thinking=thinking, sight=sight) as environments:
+    with Environments(
+        config, first, tokenizer, stops, thinking=thinking, image_processor=image_processor
+    ) as environments:
         environments.check(first)
     return tuple(first)

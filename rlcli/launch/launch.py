@@ -265,7 +265,7 @@ def train_in_folder(
                 # While the workers are closed.
                 curve = in_background(partial(_write_reward_curve, target, result, view))
         if curve.result():
-            trackers.picture("reward", folder.path / "reward.png")
+            trackers.image("reward", folder.path / "reward.png")
     return outcome_of(target, result)
 
 

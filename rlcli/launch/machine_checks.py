@@ -82,7 +82,7 @@ def diagnose() -> list[Finding]:
         check_transformers,
         check_vllm,
         check_ray,
-        check_pictures,
+        check_images,
         check_torchvision,
         *(partial(check_of_package, name) for name in CHECKS.names()),
         check_trackers,
@@ -163,7 +163,7 @@ def check_transformers() -> Finding:
     if "torchvision" in detail:
         hint = (
             "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch), or install "
-            "torchvision's build for it: only models that see pictures need one"
+            "torchvision's build for it: only vision-language models need one"
         )
         return Finding("transformers", Status.FAIL, f"blocked by a broken torchvision: {detail}", hint)
     return Finding(
@@ -193,12 +193,12 @@ def check_ray() -> Finding:
     return report if isinstance(report, Finding) else Finding("ray", Status.PASS, report["version"])
 
 
-def check_pictures() -> Finding:
-    """Pillow decodes the formats that pictures in datasets mostly have."""
+def check_images() -> Finding:
+    """Pillow decodes the formats that images in datasets mostly have."""
     name, formats = "pictures (pillow)", {"zlib": "PNG", "jpg": "JPEG", "webp": "WebP"}
     reinstall = "pip install --force-reinstall 'pillow>=11.3': its wheels decode all formats"
     if missing("PIL"):
-        return Finding(name, Status.WARN, "not installed: no pictures in datasets", "pip install 'pillow>=11.3'")
+        return Finding(name, Status.WARN, "not installed: no images in datasets", "pip install 'pillow>=11.3'")
     report, detail = probe(
         "import PIL; from PIL import Image, features; "
         f"report(version=PIL.__version__, lacks=[one for one in {list(formats)} if not features.check(one)])"
@@ -211,13 +211,13 @@ def check_pictures() -> Finding:
 
 
 def check_torchvision() -> Finding:
-    """torchvision loads beside this torch and resizes a picture: vLLM needs it for models that see them."""
+    """torchvision loads beside this torch and resizes an image: vLLM needs it for vision-language models."""
     name = "pictures (vision)"
     if missing("torch"):
         return Finding(name, Status.WARN, ABSENT, INSTALL)
     build = "pip install --no-deps torchvision in the build for this torch"
     if missing("torchvision"):
-        detail = "torchvision is not installed: no models that see pictures"
+        detail = "torchvision is not installed: no vision-language models"
         return Finding(name, Status.WARN, detail, f"in a checkout: scripts/env; elsewhere {build}")
     report, detail = probe(
         "import torch, torchvision; from torchvision.transforms.v2 import functional; "

@@ -114,8 +114,8 @@ def prepare(
     tokenizer, template_day = _tokenizer(config, model.kind, day, sets, on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    pictures = check_images(config, model.kind, model.images, dtype, sets, train=train)
-    tokenize = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=model.images)
+    max_images = check_images(config, model.kind, model.image_rule, dtype, sets, train=train)
+    tokenize = partial(_tokenized, config, tokenizer, on_note, on_progress, rule=model.image_rule)
     prompts = tokenize(train_rows, "training", config.data.response) if train else tokenize(test_rows, "evaluation")
     held_out = tokenize(test_rows, "evaluation") if train and test_rows else None
     if train:
@@ -129,12 +129,12 @@ def prepare(
         roles=roles,
         adapter=adapter,
         verifiers=verifiers,
-        environments=check_environments(config, sets, tokenizer, stops, thinking=thinking, rule=model.images),
+        environments=check_environments(config, sets, tokenizer, stops, thinking=thinking, rule=model.image_rule),
         stop_tokens=stops,
         thinking=thinking,
         day=template_day,
-        images=model.images,
-        pictures=pictures,
+        image_rule=model.image_rule,
+        max_images=max_images,
     )
     return Prepared(
         RunContext(config, facts), prompts, held_out, model.parameters, sandbox=sandbox, served=models_of(verifiers)

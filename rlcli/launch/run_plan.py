@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.dataset_mixture import shares
-from rlcli.data.prompts.prompt_table import JoinedPrompts, pictures_of
+from rlcli.data.prompts.prompt_table import JoinedPrompts, images_per_prompt
 from rlcli.launch.prepared_run import Prepared
 
 if TYPE_CHECKING:
@@ -108,19 +108,19 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> dict[str, str]:
     if not epoch:
         return {}
     left_out = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
-    return {"prompts": left_out, **_picture_rows(prepared), **_mix_rows(prepared), **_template_rows(prepared)}
+    return {"prompts": left_out, **_image_rows(prepared), **_mix_rows(prepared), **_template_rows(prepared)}
 
 
-def _picture_rows(prepared: Prepared) -> dict[str, str]:
+def _image_rows(prepared: Prepared) -> dict[str, str]:
     """Images of the prompts, for a vision-language model."""
     prompts, rule = prepared.prompts, prepared.prompts.rule
     if rule is None or not prompts.image_tokens:
         return {}
-    mean, max_pictures = prompts.image_tokens / len(prompts), int(pictures_of(prompts.prompts).max())
+    mean, max_images = prompts.image_tokens / len(prompts), int(images_per_prompt(prompts.prompts).max())
     height, width = rule.blank.shape[:2]
     step = 3 * prepared.config.rollout.prompts_per_step * mean * height * width / rule.tokens(width, height)
     return {
-        "pictures": f"at most {max_pictures} a prompt; {mean:.0f} tokens of a mean prompt, "
+        "pictures": f"at most {max_images} a prompt; {mean:.0f} tokens of a mean prompt, "
         f"{step / 1e6:.3g} MB of pixels a step"
     }
 

@@ -17,7 +17,7 @@ from rlcli.model.mixture.routing import Replay
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context_parallel import ContextGroup, Run
-from rlcli.model.tensor_names import named_weights, sees, tower
+from rlcli.model.tensor_names import has_vision_encoder, named_weights, vision_modules
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,7 +33,9 @@ class Decoder(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, *, dtype: torch.dtype, source: str) -> None:
         super().__init__()
-        lm.set_attn_implementation(ATTENTION if not sees(lm) else {"text_config": ATTENTION, "vision_config": "sdpa"})
+        lm.set_attn_implementation(
+            ATTENTION if not has_vision_encoder(lm) else {"text_config": ATTENTION, "vision_config": "sdpa"}
+        )
         packs(lm)
         self.lm = lm
         self.dtype = dtype
@@ -76,15 +78,15 @@ class Decoder(nn.Module):
 def _image_inputs(batch: PackedBatch) -> dict[str, Tensor]:
     """The pack's image inputs, on the device. Uploaded per pass: those of all micro-batches of a step would take
     gigabytes there."""
-    return dict(zip(batch.shown, upload([*batch.shown.values()], batch.input_ids.device), strict=True))
+    return dict(zip(batch.image_inputs, upload([*batch.image_inputs.values()], batch.input_ids.device), strict=True))
 
 
 def blocks(lm: PreTrainedModel) -> Iterator[nn.Module]:
     """The layers of the vision encoder, if there is one, then those of the decoder, in the order of the forward
     pass."""
-    for module in tower(lm):
+    for module in vision_modules(lm):
         yield from (layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer))
-    yield from lm.base_model.language_model.layers if sees(lm) else lm.base_model.layers
+    yield from lm.base_model.language_model.layers if has_vision_encoder(lm) else lm.base_model.layers
 
 
 def gathered(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

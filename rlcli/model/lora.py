@@ -22,14 +22,14 @@ from torch.distributed.tensor import DTensor
 from rlcli.errors import ModelError
 from rlcli.model.mixture.expert_adapters import PARAMETERS, adapters_on_experts, added, pass_through_factors
 from rlcli.model.parallel.buckets import buckets
-from rlcli.model.tensor_names import DECODER, DOWN, base_name, fixed_weights, has_experts, sees
+from rlcli.model.tensor_names import DECODER, DOWN, base_name, fixed_weights, has_experts, has_vision_encoder
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 EXPERTS = "experts"
 """The target in `lora.targets` for both matrices of each expert."""
-TOWER = rf"model\.(?!{DECODER}\.).*"
+VISION_ENCODER = rf"model\.(?!{DECODER}\.).*"
 """Names of the modules of a vision encoder. They get no adapter: vLLM supports adapters on the decoder only."""
 _PREFIX = "base_model.model."
 """The prefix of the base model's names in peft's saved files."""
@@ -77,7 +77,7 @@ def _linear_names(lm: nn.Module) -> set[str]:
     """Last parts of the names of linear layers that can have an adapter: in a mixture of experts only attention's."""
     mixture = has_experts(lm)
     linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
-    excluded = [r".*\.mlp\..*"] * mixture + [TOWER] * sees(lm)
+    excluded = [r".*\.mlp\..*"] * mixture + [VISION_ENCODER] * has_vision_encoder(lm)
     return {name.rpartition(".")[2] for name in linear if not any(re.fullmatch(regex, name) for regex in excluded)}
 
 
@@ -96,7 +96,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
         target_modules=linear or None,
         target_parameters=PARAMETERS if EXPERTS in names else None,
         task_type="CAUSAL_LM",
-        exclude_modules=TOWER if sees(lm) else None,
+        exclude_modules=VISION_ENCODER if has_vision_encoder(lm) else None,
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
     # A relative path would mean another folder if the adapter is loaded elsewhere.

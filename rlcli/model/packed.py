@@ -101,21 +101,21 @@ def pack(
     response_masks: Sequence[Bool[np.ndarray, " row"]] | None = None,
     sequences: Sequence[int] | None = None,
     routes: Sequence[np.ndarray | None] = (),
-    pictures: Sequence[Sequence[np.ndarray]] = (),
+    images: Sequence[Sequence[np.ndarray]] = (),
     rule: ImageRule | None = None,
 ) -> PackedBatch:
     """Concatenate `rows`, each the tokens of a segment and the length of its prompt.
 
     response_masks: for each row a mask of the response tokens; None: all that follow the prompt. sequences: the
     sequence of which each row is a branch, ascending; None: each row is a sequence. routes: those of each row's first
-    tokens, if known. pictures: each row's prepared images (`ImageRule.prepared`). rule: of a vision-language model. Its
-    packs have at least one image, since all ranks that shard its vision encoder have to run it in each pass.
+    tokens, if known. images: each row's processed images (`ImageRule.preprocess`). rule: of a vision-language model.
+    Its packs have at least one image, since all ranks that shard its vision encoder have to run it in each pass.
 
     A prompt has at least one token (nothing would predict the first response token); a response may be empty.
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
-    if rule is not None and not any(pictures):
-        rows, pictures = [*rows, blank := _blank_row(rule)], [*[()] * len(rows), [rule.blank]]
+    if rule is not None and not any(images):
+        rows, images = [*rows, blank := _blank_row(rule)], [*[()] * len(rows), [rule.blank]]
         response_masks = None if response_masks is None else [*response_masks, np.zeros(blank[1], bool)]
         sequences = None if sequences is None else [*sequences, 0]
     lengths = np.array([len(tokens) for tokens, _ in rows])
@@ -126,15 +126,15 @@ def pack(
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    positions = position if rule is None else _positions(rule, rows, pictures)
+    positions = position if rule is None else _positions(rule, rows, images)
     # From here on arrays of Σ lengths; `first` marks the tokens stored in the pack, `source` maps all to the pack.
     in_prompt = position < prompts[sequence]
-    prompt_pictures = _prompt_pictures(rule, rows, pictures)
-    like = starts[first_row := _first_alike(rows, prompts >= WORTH_SHARING * lengths, prompt_pictures)]
+    prompt_images = _prompt_images(rule, rows, images)
+    like = starts[first_row := _first_alike(rows, prompts >= WORTH_SHARING * lengths, prompt_images)]
     first = ~in_prompt | (like == starts)[sequence]
     stored = list[np.ndarray]()
-    for row, row_pictures in enumerate(pictures):
-        stored += row_pictures if first_row[row] == row else row_pictures[len(prompt_pictures[row]) :]
+    for row, row_images in enumerate(images):
+        stored += row_images if first_row[row] == row else row_images[len(prompt_images[row]) :]
     shown = {} if rule is None else rule.inputs(stored)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     mask = ~in_prompt if response_masks is None else np.concatenate(response_masks)
@@ -177,23 +177,23 @@ def _blank_row(rule: ImageRule) -> tuple[np.ndarray, int]:
 
 
 def _positions(
-    rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
+    rule: ImageRule, rows: Sequence[tuple[np.ndarray, int]], images: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """The positions of all rows' tokens: int64 `[Σ lengths]` or `[3, Σ lengths]`."""
-    each = [rule.positions(tokens, row_pictures) for (tokens, _), row_pictures in zip(rows, pictures, strict=True)]
+    each = [rule.positions(tokens, row_images) for (tokens, _), row_images in zip(rows, images, strict=True)]
     positions: np.ndarray = np.concatenate(each, axis=-1)
     return positions
 
 
-def _prompt_pictures(
-    rule: ImageRule | None, rows: Sequence[tuple[np.ndarray, int]], pictures: Sequence[Sequence[np.ndarray]]
+def _prompt_images(
+    rule: ImageRule | None, rows: Sequence[tuple[np.ndarray, int]], images: Sequence[Sequence[np.ndarray]]
 ) -> Sequence[Sequence[np.ndarray]]:
     """The images in each row's prompt: the first ones of the row."""
     if rule is None:
         return [()] * len(rows)
     return [
-        row_pictures[: sum(start < prompt for start in rule.starts(tokens, row_pictures))]
-        for (tokens, prompt), row_pictures in zip(rows, pictures, strict=True)
+        row_images[: sum(start < prompt for start in rule.starts(tokens, row_images))]
+        for (tokens, prompt), row_images in zip(rows, images, strict=True)
     ]
 
 
@@ -209,10 +209,10 @@ def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> 
 
 
 def _first_alike(
-    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, prompt_pictures: Sequence[Sequence[np.ndarray]]
+    rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray, prompt_images: Sequence[Sequence[np.ndarray]]
 ) -> np.ndarray:
     """[S]: for each row the first row with the same prompt among those (`worth`, [S] bool) that may share it.
-    prompt_pictures: the images in the prompts, which have to be the same, too."""
+    prompt_images: the images in the prompts, which have to be the same, too."""
     rows_by_prompt: dict[bytes, list[int]] = {}
 
     def like(row: int, prompt: bytes) -> int:
@@ -220,7 +220,7 @@ def _first_alike(
             (
                 candidate
                 for candidate in rows_by_prompt.get(prompt, ())
-                if all(map(_same, prompt_pictures[candidate], prompt_pictures[row]))
+                if all(map(_same, prompt_images[candidate], prompt_images[row]))
             ),
             None,
         )
@@ -235,7 +235,7 @@ def _first_alike(
     return first
 
 
-def _same(picture: np.ndarray, other: np.ndarray) -> bool:
+def _same(image: np.ndarray, other: np.ndarray) -> bool:
     """True if both are the same image. Samples of a group have views of one array, unless they were generated in
     several slices."""
-    return identity(picture) == identity(other) or np.array_equal(picture, other)
+    return identity(image) == identity(other) or np.array_equal(image, other)

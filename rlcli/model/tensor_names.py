@@ -82,14 +82,14 @@ def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.endswith(FIXED) else dtype
 
 
-def sees(lm: nn.Module) -> bool:
+def has_vision_encoder(lm: nn.Module) -> bool:
     """True if the model has a vision encoder."""
     return hasattr(lm.config, "vision_config")
 
 
-def tower(lm: PreTrainedModel) -> Iterator[nn.Module]:
+def vision_modules(lm: PreTrainedModel) -> Iterator[nn.Module]:
     """The modules of the vision encoder, in the order of the forward pass; none in a text-only model."""
-    if sees(lm):
+    if has_vision_encoder(lm):
         yield from (part for name, part in lm.base_model.named_children() if name != DECODER)
 
 

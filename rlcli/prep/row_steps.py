@@ -56,7 +56,7 @@ def _characters(row: Row) -> int:
 
 def by_tokens(rows: Rows, max_tokens: int, tokenizer: str, on_progress: OnProgress) -> Outcome:
     """Keep rows of at most `max_tokens` with the chat template of `tokenizer` (a folder or hub id), and with the tokens
-    of their images if that is a model that sees images."""
+    of their images if that is a vision-language model."""
     from rlcli.data.prompts.tokenized_prompts import load_tokenizer, prompt_lengths
     from rlcli.model.io.model_checks import image_rule
 
@@ -81,7 +81,7 @@ def _chunk_progress(offset: int, total: int, on_progress: OnProgress) -> Callabl
 
 
 class _ImageTokens:
-    """Counts the tokens of images. rule: of the model's image processor; None: the model sees no images."""
+    """Counts the tokens of images. rule: of the model's image processor; None: the model takes no images."""
 
     def __init__(self, rule: ImageRule | None, tokenizer: str) -> None:
         self._rule, self._tokenizer = rule, tokenizer
@@ -99,10 +99,10 @@ class _ImageTokens:
         """A line about the counts."""
         if self._rule is None:
             return (
-                f"{self._images} pictures counted as the text {IMAGE}: {self._tokenizer} is no model that sees them; "
+                f"{self._images} images counted as the text {IMAGE}: {self._tokenizer} is no vision-language model; "
                 "with one that does (--tokenizer), each has the tokens of its size"
             )
-        return f"{self._images} pictures counted as {self._least} to {self._most} tokens each, {self._tokens} in all"
+        return f"{self._images} images counted as {self._least} to {self._most} tokens each, {self._tokens} in all"
 
 
 def without_duplicates(rows: Rows) -> Outcome:

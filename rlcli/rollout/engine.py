@@ -62,8 +62,8 @@ class GenerationRequest:
     """Limit of this response, if lower than that of the batch."""
     conversation: int | None = None
     """Conversation of which it is a turn: the turns share a prefix, so one server should get all of them."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
-    """Images of the prompt, from `ImageRule.prepared`. For each the prompt has as many placeholders as it has
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    """Images of the prompt, from `ImageRule.preprocess`. For each the prompt has as many placeholders as it has
     tokens."""
 
     def limit(self, sampling: Sampling) -> int:
@@ -176,9 +176,9 @@ class EngineSpec:
     """Whether the adapter is on experts too."""
     sleep: Sleep = "all"
     """Memory that `Colocated.sleep` releases."""
-    images: ImageRule | None = None
+    image_rule: ImageRule | None = None
     """Preprocessing of images, for a model that takes images."""
-    pictures: int = 0
+    max_images: int = 0
     """Maximum number of images of a prompt."""
 
     @classmethod
@@ -208,8 +208,8 @@ class EngineSpec:
             speculate=rollout.speculate,
             routes=rollout.replay_routes,
             float_head=config.model.head_dtype == "float32" and facts.dtype != "float32",
-            images=facts.images,
-            pictures=facts.pictures,
+            image_rule=facts.image_rule,
+            max_images=facts.max_images,
             servers=ServerSettings.of(config, logs) if rollout.engine == "server" else ServerSettings(),
         )
 

@@ -44,9 +44,9 @@ def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: st
 
     from rlcli.model.io.model_checks import check_model
 
-    if check_model(model).images is not None:
+    if check_model(model).image_rule is not None:
         raise ModelError(
-            f"{model} sees pictures, and is asked in runs and evaluations alone",
+            f"{model} takes images, and is asked in runs and evaluations alone",
             "rlcli train … --steps 1, then rlcli view RUN, shows what it answers",
         )
     logging.disable_progress_bar()  # of files, not of bytes

@@ -16,7 +16,7 @@ from rlcli.data import step_images
 from rlcli.data.prompts.image_columns import image_column
 from rlcli.data.prompts.prompt_table import find_file
 from rlcli.errors import DataError
-from rlcli.images.row_images import BadImage, pictures
+from rlcli.images.row_images import BadImage, load_images
 from rlcli.runs.listing import config_of
 from rlcli.runs.software_record import directory_of, environment_of
 from rlcli.types import image_digest
@@ -63,7 +63,7 @@ class RunImages:
         for split, of_split in rows.items():
             yield from self._of_split(split, of_split)
         for step, digests in steps.items():
-            copies = dict(step_images.read_pictures(self.run / step, digests))
+            copies = dict(step_images.read_images(self.run / step, digests))
             yield from ((digest, copies.get(digest, f"{step} has no copy of it")) for digest in digests)
 
     def _of_split(self, split: str, rows: Mapping[int, list[str]]) -> Iterator[tuple[str, bytes | str]]:
@@ -73,7 +73,7 @@ class RunImages:
         why = "" if files else "config.toml names no data"
         for shown, path in files:
             try:
-                for row, images in read_pictures(find_file(path, split), set(missing.values())):
+                for row, images in read_images(find_file(path, split), set(missing.values())):
                     for image in images:
                         if missing.get(digest := image_digest(image)) == row:
                             del missing[digest]
@@ -96,7 +96,7 @@ class RunImages:
         return [(path, base / os.path.expanduser(path)) for path in paths if isinstance(path, str) and path]
 
 
-def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
+def read_images(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes, ...]]]:
     """The encoded images of these rows of a parquet file, row by row; none for a row whose image is missing. Reads the
     row groups that have such rows, a few rows at a time. DataError if the file cannot be read."""
     import pyarrow
@@ -110,7 +110,7 @@ def read_pictures(file: Path, rows: set[int]) -> Iterator[tuple[int, tuple[bytes
                 count = parquet.metadata.row_group(number).num_rows
                 group_rows = sorted(row - first for row in rows if first <= row < first + count)
                 for index, value in _values(parquet, number, column, group_rows):
-                    yield first + index, _pictures(value, file.parent)
+                    yield first + index, _images(value, file.parent)
                 first += count
     except (OSError, pyarrow.ArrowException, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is damaged or incomplete"
@@ -130,8 +130,8 @@ def _values(parquet: ParquetFile, group: int, column: str, rows: list[int]) -> I
             return
 
 
-def _pictures(value: object, folder: Path) -> tuple[bytes, ...]:
+def _images(value: object, folder: Path) -> tuple[bytes, ...]:
     try:
-        return pictures(value, folder)
+        return load_images(value, folder)
     except BadImage:
         return ()

@@ -95,7 +95,7 @@ def prepare(seed: int, folder: Path) -> tuple[Path, Path]:
 
 
 def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") -> dict[str, Any]:
-    """Train, or read what an equal run has left; the figures that the table and the picture show."""
+    """Train, or read what an equal run has left; the figures that the table and the plot show."""
     settings = common() | overrides(recipe) | ({} if engine == "vllm" else {"rollout.engine": engine})
     settings["train.warmup_steps"] = min(settings["train.warmup_steps"], steps)
     asked = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
@@ -196,7 +196,7 @@ def main() -> int:
         print(settings_table())
         return 0
     if arguments.out is None:
-        parser.error("--out DIR is needed: the folder for runs, figures and picture")
+        parser.error("--out DIR is needed: the folder for runs, figures and plot")
     if unknown := [recipe for recipe in arguments.recipes if recipe not in SHRUNK]:
         parser.error(f"not set up for the tiny model: {', '.join(unknown)}; these are: {', '.join(SHRUNK)}")
     arguments.out.mkdir(parents=True, exist_ok=True)

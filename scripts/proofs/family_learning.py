@@ -1,7 +1,7 @@
 """Do tiny models of other families learn the quickstart's task, as its own Qwen2 does?
 
     .venv/bin/python scripts/proofs/family_learning.py [qwen3_5 qwen3_5_moe gpt_oss] [--steps 60]
-        [--json FILE] [--picture FILE]
+        [--json FILE] [--image FILE]
 
 For each kind: `rlcli prep arithmetic` and `rlcli tiny-model --kind KIND --warm`, then `rlcli train quickstart` on two
 workers, in a scratch folder (or --folder, where a model that is there already is used again). Prints greedy pass@1 on
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--picture", type=Path, default=None)
+    parser.add_argument("--image", type=Path, default=None)
     arguments = parser.parse_args()
     print(f"| kind | steps | before | after | sampled reward, first → last {LAST_STEPS} | warm start | run |")
     print("|---|---|---|---|---|---|---|", flush=True)
@@ -117,8 +117,8 @@ def main() -> int:
             print(row(results[-1]), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.picture:
-        draw(results, arguments.picture)
+    if arguments.image:
+        draw(results, arguments.image)
     return 0 if all(figures["passed"] for figures in results) else 1
 
 

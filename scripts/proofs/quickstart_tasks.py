@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/proofs/quickstart_tasks.py [tools guess shapes words] [--seeds 0 1 2 3 4] [--json FILE]
     .venv/bin/python scripts/proofs/quickstart_tasks.py tools --wrong mask
-    .venv/bin/python scripts/proofs/quickstart_tasks.py shapes --wrong pictures
+    .venv/bin/python scripts/proofs/quickstart_tasks.py shapes --wrong images
 
 Runs `rlcli quickstart --task TASK --json` for each seed in a scratch folder with an empty cache, one after another, and
 prints a table. Exit code 1 unless greedy success rises within some minutes for each: from below 40% to above 90% in 5
@@ -11,7 +11,7 @@ more in 10, with a sampled reward from below 0.1 to 0.75 or more. The model of `
 cache, outside of that time.
 
 --wrong: the same with something wrong on purpose. mask: what the environment wrote is trained as if the policy had
-drawn it; nothing is expected. pictures: each question comes with the picture of another one; the success has to stay at
+drawn it; nothing is expected. images: each question comes with the image of another one; the success has to stay at
 chance. The patches are in this script alone; they reach all processes by a `sitecustomize` on PYTHONPATH.
 """
 
@@ -77,7 +77,7 @@ def finished(self):
 
 Conversation.finished = finished
 '''
-WRONG["pictures"] = """
+WRONG["images"] = """
 import random
 
 from rlcli_data_prep import shapes
@@ -123,7 +123,7 @@ def run(task: str, seed: int, folder: Path, wrong: str) -> dict[str, Any]:
 
 def _passed(task: str, first: float, last: float, seconds: float, wrong: str) -> bool:
     if wrong:
-        return wrong != "pictures" or abs(last - CHANCE) <= MARGIN
+        return wrong != "images" or abs(last - CHANCE) <= MARGIN
     before, after, most = EXPECTED[task]
     return first < before and last >= after and seconds <= most
 

@@ -1,5 +1,5 @@
 """vLLM with layers of linear attention against transformers: log-probs of what it draws, checks after two syncs,
-pictures.
+images.
 
 Each engine runs in a spawned process, of which vLLM allows one at a time; the tests read what it found.
 """
@@ -74,7 +74,7 @@ def main(model: str, out: str, dtype: str) -> None:
 
 
 def seen(kind: str, out: str) -> None:
-    """In the spawned process: what an engine that sees pictures draws of prompts with 1, 2 and no pictures."""
+    """In the spawned process: what an engine of a vision-language model draws of prompts with 1, 2 and no images."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -83,27 +83,27 @@ def seen(kind: str, out: str) -> None:
     from rlcli.model.io.tiny_vision import save_vision_model
     from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import EngineSpec, GenerationRequest, Sampling, engine_named, finished
-    from tests.vision_fixtures import padded_log_probs, pictures_for, row_of, seeing
+    from tests.vision_fixtures import images_for, model_and_rule, padded_log_probs, row_of
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
-    lm, rule = seeing(kind, hidden=64, layers=3)
+    lm, rule = model_and_rule(kind, hidden=64, layers=3)
     folder = Path(f"{out}.model")
     folder.mkdir()
     save_vision_model(lm, folder)
     common = (str(folder), "float32", "cpu", 256, 16, 1, 0, True, 128 << 20, 0.05, True, (), "test")
-    engine: Any = engine_named("vllm")(EngineSpec(*common, exact_steps=True, images=rule, pictures=2))
-    one, two = pictures_for(rule, (2, 3), (1, 2))
+    engine: Any = engine_named("vllm")(EngineSpec(*common, exact_steps=True, image_rule=rule, max_images=2))
+    one, two = images_for(rule, (2, 3), (1, 2))
     found: list[dict[str, Any]] = []
     for _ in range(2):
         sums, apart = Checksums(), list[float]()
         engine.load_weights(sums.of((name, parameter.detach()) for name, parameter in lm.named_parameters()))
         verified = engine.verify(sums.sent())
-        for shown in ((one,), (one, two), ()):
-            tokens, prompt, _pictures = row_of(rule, shown, 0)
-            request = GenerationRequest(0, np.asarray(tokens[:prompt], np.int32), seed=3, pictures=shown)
+        for images in ((one,), (one, two), ()):
+            tokens, prompt, _images = row_of(rule, images, 0)
+            request = GenerationRequest(0, np.asarray(tokens[:prompt], np.int32), seed=3, images=images)
             (drawn,) = finished(engine, [request], Sampling(1.0, 20))
-            expected = padded_log_probs(lm, rule, [(np.concatenate([tokens[:prompt], drawn.tokens]), prompt, shown)])
+            expected = padded_log_probs(lm, rule, [(np.concatenate([tokens[:prompt], drawn.tokens]), prompt, images)])
             apart.append(float((expected.detach() - torch.tensor(drawn.log_probs)).abs().max()))
         found.append({"differences": verified.differences, "unchecked": verified.unchecked, "apart": apart})
         with torch.no_grad():
@@ -115,7 +115,7 @@ def seen(kind: str, out: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
-def test_the_engine_sees_the_pictures_that_transformers_sees(kind: str, tmp_path: Path) -> None:
+def test_the_engine_sees_the_images_that_transformers_sees(kind: str, tmp_path: Path) -> None:
     found = spawned(__file__, Path(kind), tmp_path / "found.json")
     for sync in found["syncs"]:
         assert sync["differences"] == []

@@ -28,14 +28,14 @@ GPUS = {"8.0": "NVIDIA A100-SXM4-80GB", "9.0": "NVIDIA H100 80GB HBM3", "10.0": 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A dense model, a mixture of experts, and one that sees pictures."""
+    """A dense model, a mixture of experts, and one that takes images."""
     from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
 
     folder = tmp_path_factory.mktemp("models")
     dense, mixture = make_tiny_model(folder / "dense"), save_tiny(folder / "mixture", "qwen3_moe")
-    save_vision_model(vision_model("qwen2_5_vl"), folder / "pictures")
-    return [str(dense), str(mixture), str(folder / "pictures")]
+    save_vision_model(vision_model("qwen2_5_vl"), folder / "vision")
+    return [str(dense), str(mixture), str(folder / "vision")]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_what_the_engine_passes_is_accepted(found: dict[str, Any], request: pyte
     assert {facts["tokens"] for facts in made.values()} == {8192}
     first = {kind for kind, facts in made.items() if not facts["second runner"]}
     if old:
-        assert {"plain", "experts", "pictures"} <= first, "Qwen2, Qwen3-MoE and Qwen2.5-VL are not among its own"
+        assert {"plain", "experts", "vision"} <= first, "Qwen2, Qwen3-MoE and Qwen2.5-VL are not among its own"
     else:
         assert first == {"drafts"}
 

@@ -173,7 +173,7 @@ def test_who_cannot_enter_a_folder_gets_no_permission_in_it(
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == new_file
 
 
-def test_caches_with_prompts_pictures_and_verdicts_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_with_prompts_images_and_verdicts_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "rlcli" / "pictures").mkdir(0o755, parents=True)  # of an older version
     empty: Any = SimpleNamespace(

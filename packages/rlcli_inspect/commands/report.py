@@ -43,9 +43,9 @@ def report(
         coverage = {
             name: {kind: part.as_dict() for kind, part in kinds.items()} for name, kinds in written.coverage.items()
         }
-        pictures = {name: {"shown": shown, "of": total} for name, (shown, total) in written.pictures.items()}
+        images = {name: {"shown": shown, "of": total} for name, (shown, total) in written.images.items()}
         facts = {"path": written.path, "bytes": written.bytes, "files": written.files, "kept": coverage}
-        console.emit_json(facts | {"pictures": pictures})
+        console.emit_json(facts | {"pictures": images})
         return
     for note in written.notes:
         console.note(f"warning: {note}")
@@ -60,9 +60,9 @@ def report(
                 console.plain(
                     f"{name}: {kind} of {part.steps:,} of {part.total_steps:,} steps{groups}; rlcli view shows all"
                 )
-    for name, (shown, total) in written.pictures.items():
+    for name, (shown, total) in written.images.items():
         if shown < total:
-            console.plain(f"{name}: {shown:,} of {total:,} pictures; the pages say why")
+            console.plain(f"{name}: {shown:,} of {total:,} images; the pages say why")
     console.plain(f"{written.path} ({written.bytes / MB:.1f} MB in {written.files} file{'s' * (written.files > 1)})")
 
 

@@ -51,7 +51,7 @@ class Api:
         if name == "signals":
             run = self._run(query)
             return self._slow(name, self.runs.index(run), lambda: signals_of(run))
-        if name == "picture":  # may be large: without the lock
+        if name == "image":  # may be large: without the lock
             thumbnails = self._thumbnails[self.runs.index(self._run(query))]
             return thumbnails.answer(query.get("digest", ""), query.get("where", ""), query.get("large") == "1")
         with self._lock:

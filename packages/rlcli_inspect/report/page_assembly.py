@@ -17,7 +17,7 @@ PAGES = Path(__file__).parent / "pages"
 STYLES = ("vendor/uPlot.min.css", "style.css")
 SCRIPTS = (
     "vendor/uPlot.iife.min.js",
-    *(f"{name}.js" for name in ("dom", "source", "charts", "pictures", "parts", "overview")),
+    *(f"{name}.js" for name in ("dom", "source", "charts", "images", "parts", "overview")),
     *(f"{name}.js" for name in ("samples", "sample", "more", "main")),
 )
 GENERATOR = "rlcli report"

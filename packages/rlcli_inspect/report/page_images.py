@@ -27,18 +27,18 @@ class Thumbnails:
     """Thumbnails of a run, for `rlcli view`; thread-safe."""
 
     def __init__(self, run: Path) -> None:
-        self._pictures = RunImages(run)
+        self._images = RunImages(run)
         self._cache: OrderedDict[tuple[str, bool], str] = OrderedDict()
         self._lock = threading.Lock()
 
     def answer(self, digest: str, where: str, large: bool) -> dict[str, str]:
-        """`src`, the picture as a data URL, or the `problem` that prevents it. where: as for `RunImages.find`."""
+        """`src`, the image as a data URL, or the `problem` that prevents it. where: as for `RunImages.find`."""
         key = digest, large
         with self._lock:  # one at a time: decoding may take 16 bytes a pixel
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return {"src": self._cache[key]}
-            ((_, image),) = self._pictures.find({digest: where})
+            ((_, image),) = self._images.find({digest: where})
             try:
                 src = image if isinstance(image, str) else data_url(thumbnail(image, LARGE_SIDE if large else SIDE))
             except BadImage as error:
@@ -92,10 +92,10 @@ class Album:
             add_piece(number, piece)
 
     def _thumbnails(self, run: Path) -> Iterator[tuple[str, str | BadImage]]:
-        pictures = RunImages(run)
+        images = RunImages(run)
         wanted = iter(self.wanted.items())
         while some := dict(islice(wanted, AT_ONCE)):
-            for digest, image in pictures.find(some):
+            for digest, image in images.find(some):
                 try:
                     if isinstance(image, str):
                         raise BadImage(image)
@@ -104,7 +104,7 @@ class Album:
                     yield digest, error
 
     def as_dict(self) -> dict[str, object]:
-        """For the page. unshown: how many pictures are not shown. problems: digest → place in `reasons`, of those of
+        """For the page. unshown: how many images are not shown. problems: digest → place in `reasons`, of those of
         them whose reason is not the first, the most frequent one: a run whose data is gone has the same for all."""
         unshown = self.wanted.keys() - self.pieces.keys()
         why = {digest: self.problems.get(digest, NO_ROOM) for digest in unshown}

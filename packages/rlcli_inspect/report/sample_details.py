@@ -91,7 +91,7 @@ def conversation(
     row: Mapping[str, Any], where: str, max_chars: int = MAX_TEXT
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages of the prompt, and those that followed: the policy generated the last `turns` assistant messages.
-    most: characters of a message. Messages with pictures have `images`: their descriptions, each with the place,
+    most: characters of a message. Messages with images have `images`: their descriptions, each with the place,
     `where`, at which `RunImages` finds it: the prompt that has it, or the step in which an environment showed it (the
     argument `where`)."""
     messages = messages_of(row)

@@ -33,7 +33,7 @@ ENVELOPE = 100
 LEAST_STEPS = 64
 """If not all samples fit, a step gets at most this part of the space, so that about this many steps are kept."""
 EVALUATIONS_SHARE = 0.2
-PICTURES_SHARE = 0.4
+IMAGES_SHARE = 0.4
 """Share of the space of a run with images that is reserved for them."""
 KINDS: Sequence[Kind] = ("evaluations", "samples")
 MAX_TEXT = 40_000
@@ -86,7 +86,7 @@ class WrittenReport:
     """Name of the run → kind → how much the report contains."""
     notes: Sequence[str]
     """Problems of the runs' files."""
-    pictures: Mapping[str, tuple[int, int]]
+    images: Mapping[str, tuple[int, int]]
     """Name of a run with images → images shown, and distinct images in the samples of the report."""
 
 
@@ -139,8 +139,8 @@ def write_report(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    pictures = {name: (len(album.pieces), len(album.wanted)) for name, album in albums.items() if album.wanted}
-    return WrittenReport(folder / "index.html", sum(sizes), len(sizes), coverage, notes, pictures)
+    images = {name: (len(album.pieces), len(album.wanted)) for name, album in albums.items() if album.wanted}
+    return WrittenReport(folder / "index.html", sum(sizes), len(sizes), coverage, notes, images)
 
 
 def check_out(folder: Path) -> None:
@@ -199,8 +199,8 @@ def _of_run(
     """Write the pieces of a run into `share` bytes: its samples, then their images. Returns the steps of each kind that
     have a piece (for images: the numbers of the pieces), the coverage, and the images."""
     end = pieces.bytes + share
-    if _has_pictures(run):
-        share -= int(share * PICTURES_SHARE)
+    if _has_images(run):
+        share -= int(share * IMAGES_SHARE)
     steps: dict[str, list[int]] = {}
     coverage: dict[str, Coverage] = {}
     album = Album()
@@ -209,14 +209,14 @@ def _of_run(
         budget = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
         steps[kind], coverage[kind] = _samples(run, kind, f"{number}/{kind}", budget, pieces, album, on_progress)
         share -= pieces.bytes - size_before
-    on_progress(f"{run.name}: pictures", 0, None)
+    on_progress(f"{run.name}: images", 0, None)
     album.write(run.folder, end - pieces.bytes, lambda at, some: pieces.add(f"{number}/pictures/{at}", as_json(some)))
     if album.pieces:
         steps["pictures"] = sorted(set(album.pieces.values()))
     return steps, coverage, album
 
 
-def _has_pictures(run: RunData) -> bool:
+def _has_images(run: RunData) -> bool:
     last = [(kind, step) for kind in KINDS for step in run.steps(kind)[-1:]]
     if any(run.files(step, "pictures-", kind) for kind, step in last):
         return True
@@ -245,7 +245,7 @@ def _samples(
     on_progress: OnProgress,
 ) -> tuple[list[int], Coverage]:
     """Write the pieces of a run's samples into `budget` bytes; the steps and how much was kept. album: gets the
-    pictures that they show."""
+    images that they show."""
     steps = run.steps(kind)
     selected, step_budget = _choice(run, kind, steps, budget)
     coverage, end = Coverage(total_steps=len(steps)), pieces.bytes + budget

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rlcli.data.prompts.prompt_table import pictures_of
+from rlcli.data.prompts.prompt_table import images_per_prompt
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
 from rlcli.support.reading import check_regular
 from rlcli_planner.asynchrony.lengths import Lengths
-from rlcli_planner.run_setting import PromptStats, Shown
+from rlcli_planner.run_setting import ImageStats, PromptStats
 
 STEPS = 20
 """Newest steps that are read."""
@@ -48,12 +48,12 @@ def lengths_like(run: Path) -> Lengths:
 
 def prompt_stats(prompts: TokenizedPrompts) -> PromptStats:
     """Lengths of tokenized prompts."""
-    count, pictures = len(prompts), int(pictures_of(prompts.prompts).sum())
-    shown = Shown(prompts.image_tokens / count, pictures / count if prompts.image_tokens else 0.0)
+    count, images = len(prompts), int(images_per_prompt(prompts.prompts).sum())
+    image_stats = ImageStats(prompts.image_tokens / count, images / count if prompts.image_tokens else 0.0)
     response_tokens = len(prompts.response_flat) / count if len(prompts.response_flat) else None
     return PromptStats(
         prompt_tokens=len(prompts.flat) / count,
-        shown=shown,
+        image_stats=image_stats,
         longest_prompt=int(np.diff(prompts.offsets).max()),
         given_response_tokens=response_tokens,
     )

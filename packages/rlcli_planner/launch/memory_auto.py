@@ -95,7 +95,7 @@ def planned(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
             f"give all-linear, or some of {', '.join(linear_names)}",
         )
-    check_frozen(config, sees=shape.tower is not None)
+    check_frozen(config, has_vision_encoder=shape.vision_encoder is not None)
     prompts = _prompts(config) if config.data.path else None
     config = _with_epochs_counted(config, resolved, prompts, on_note)
     stats = None if prompts is None else prompt_stats(prompts)
@@ -114,8 +114,8 @@ def planned(
         if setting.config.rollout.kv_cache_mb is not None:
             setting = replace(setting, kv_cache_bytes=setting.config.rollout.kv_cache_mb * MIB)
     if prompts is None:
-        pictures = ", and as one picture" if shape.tower is not None else ""
-        on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{pictures}")
+        image_note = ", and as one image" if shape.vision_encoder is not None else ""
+        on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{image_note}")
     return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts) + lowered
 
 

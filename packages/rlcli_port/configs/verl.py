@@ -90,9 +90,9 @@ def _model(read: Reading) -> None:
     keep: bool | str = read.flag(f"{MODEL}.enable_gradient_checkpointing")
     keep = "offload" if keep and read.flag(offload) else keep
     read.map(f"{MODEL}.enable_gradient_checkpointing", "model.gradient_checkpointing", keep, also=[offload])
-    if read.flag(tower := f"{ACTOR}.freeze_vision_tower"):
-        read.map(tower, "model.freeze", ["vision"])  # with its projector, in verl too
-    read.skip(tower)
+    if read.flag(key := f"{ACTOR}.freeze_vision_tower"):
+        read.map(key, "model.freeze", ["vision"])  # with its projector, in verl too
+    read.skip(key)
     if (read.number(f"{MODEL}.lora_rank") or 0) > 0:
         read.direct({f"{MODEL}.lora_rank": ("lora.rank", int), f"{MODEL}.lora_alpha": ("lora.alpha", float)})
         targets = read(f"{MODEL}.target_modules")

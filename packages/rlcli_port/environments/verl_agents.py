@@ -64,7 +64,7 @@ class VerlTools:
 
 
 def _content(response: Any) -> Any:
-    """A tool's response as a message's content: of parts if it has pictures."""
+    """A tool's response as a message's content: of parts if it has images."""
     text, images = getattr(response, "text", response) or "", getattr(response, "image", None) or []
     if not images:
         return text

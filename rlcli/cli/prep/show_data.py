@@ -123,7 +123,7 @@ def _readable(value: Any) -> Any:
     """The value with the number of bytes in place of bytes, and with the description of an image in place of its bytes
     and path."""
     if isinstance(value, bytes):
-        return _picture(value) or f"{len(value)} bytes"
+        return _image(value) or f"{len(value)} bytes"
     if isinstance(value, dict):
         if value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
             return _readable(value["bytes"])
@@ -131,7 +131,7 @@ def _readable(value: Any) -> Any:
     return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
-def _picture(value: bytes) -> dict[str, Any] | None:
+def _image(value: bytes) -> dict[str, Any] | None:
     """Digest and size of an encoded image, also in bytes; None if it is no image."""
     from rlcli.images.image_descriptions import described
 

@@ -130,8 +130,8 @@ def render(
 
 
 def in_parts(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
-    """The messages as chat templates of vision-language models read them: text and pictures in their order. Without
-    pictures they stay text, in which `<image>` means nothing."""
+    """The messages as chat templates of vision-language models read them: text and images in their order. Without
+    images they stay text, in which `<image>` means nothing."""
     if not prompt.images:
         return prompt.messages
     return [{**message, "content": content_parts(message["content"])} for message in prompt.messages]

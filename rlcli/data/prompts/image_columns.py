@@ -13,7 +13,7 @@ IMAGES = "images"
 
 
 def image_column(schema: Any) -> str:
-    """The column that holds the rows' pictures: `images`, as in verl's files, or `image`, one for each row, as in some
+    """The column that holds the rows' images: `images`, as in verl's files, or `image`, one for each row, as in some
     of TRL's. Empty if there is none; columns of these names with other types are not read."""
     import pyarrow.types as kinds
 

@@ -10,7 +10,7 @@ from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 
 
 def repeated_rows(prompts: TokenizedPrompts) -> int:
-    """Number of rows that have the prompt of an earlier row. 0 for a model that sees images: equal tokens may stand for
+    """Number of rows that have the prompt of an earlier row. 0 for a vision-language model: equal tokens may stand for
     different images, and reading all of them takes too long."""
     if prompts.rule is not None:
         return 0
@@ -36,7 +36,7 @@ def _hashes(prompts: TokenizedPrompts) -> np.ndarray:
 
 
 def _with_rest(prompts: TokenizedPrompts, row: int, conversing: bool) -> tuple[bytes, tuple[str, ...], str]:
-    """Tokens, pictures and, if an environment may read it, `extra_info` of a row."""
+    """Tokens, images and, if an environment may read it, `extra_info` of a row."""
     prompt = prompts.prompts[row]
     extra = prompt.problem(with_extra_info=True) if conversing else ""
     return prompts.tokens(row).tobytes(), prompt.image_digests(), extra

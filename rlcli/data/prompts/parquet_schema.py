@@ -7,7 +7,7 @@
 | `ability`      | string                        | e.g. `math`                                             |
 | `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name, or `rule`, as in verl's |
 | `extra_info`   | struct                        | split, index and all else the converter keeps      |
-| `images`       | list<struct<bytes, path>>     | encoded pictures; only if some row has any               |
+| `images`       | list<struct<bytes, path>>     | encoded images; only if some row has any               |
 
 Rows whose `extra_info` differ in shape cannot be a parquet struct without loss: they are stored as a struct of one
 field, `rlcli_json`, that holds the JSON text. `unpack_extra_info` turns both forms back into the dict.
@@ -29,7 +29,7 @@ from rlcli.support.reading import parse_json
 from rlcli.types import Message, Prompt
 
 IMAGE_ROWS = 32
-"""Of a row group, if they have pictures: megabytes each, and to show one of them a page reads its group."""
+"""Of a row group, if they have images: megabytes each, and to show one of them a page reads its group."""
 JSON_FIELD = "rlcli_json"
 NO_VERIFIER = "rule"
 """The style of a row that names no verifier, as in verl's files."""
@@ -147,7 +147,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], extra_info: Any = None, has_im
     """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`.
 
     Of rows that are a part of a file, extra_info: the type of that column in all parts, or `UnfitStruct` if a value of
-    theirs does not fit; has_images: whether any part has pictures.
+    theirs does not fit; has_images: whether any part has images.
     """
     import pyarrow as pa
 
@@ -167,7 +167,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], extra_info: Any = None, has_im
 
 
 def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
-    """The encoded pictures of each row as a column of list<struct<bytes, path>>, without paths."""
+    """The encoded images of each row as a column of list<struct<bytes, path>>, without paths."""
     import pyarrow as pa
 
     kind = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
@@ -178,7 +178,7 @@ def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
 
 
 def _images(images: Sequence[bytes], kind: Any) -> Any:
-    """One row of `image_column`. A single picture, as most rows have, is not copied."""
+    """One row of `image_column`. A single image, as most rows have, is not copied."""
     import pyarrow as pa
 
     if len(images) != 1 or type(images[0]) is not bytes:

@@ -14,7 +14,7 @@ from rlcli.data.prompts.parquet_schema import JSON_FIELD, unpack_extra_info
 from rlcli.data.prompts.unprepared_files import has_other_files, is_other_file, missing, raw_rows, unprepared
 from rlcli.data.prompts.verl_rows import ground_truth_text, is_verls_style, verifier_of
 from rlcli.errors import ConfigError, DataError
-from rlcli.images.row_images import BadImage, content_text, marked, pictures
+from rlcli.images.row_images import BadImage, content_text, load_images, marked
 from rlcli.rewards.expression import Composition, parse
 from rlcli.rewards.verifier_registry import of_row
 from rlcli.support.reading import parse_json
@@ -28,9 +28,9 @@ ROWS_AT_ONCE = 128
 """Rows that an iteration holds as Python objects. Few: a row may have megabytes of test cases."""
 READ_AT_ONCE = 1 << 16
 IMAGE_ROWS_AT_ONCE = 8
-"""Rows with pictures that are read: the reader keeps some times as many, and more than 2 GiB at once cannot be."""
+"""Rows with images that are read: the reader keeps some times as many, and more than 2 GiB at once cannot be."""
 MAPPED_FROM = 64 << 20
-"""Bytes of a file with pictures from which on they are not kept in memory."""
+"""Bytes of a file with images from which on they are not kept in memory."""
 BUFFER = 1 << 20
 MOST_VERIFIERS = 1000
 """Different verifiers that the rows of a file may name: each is loaded before the run."""
@@ -364,10 +364,10 @@ class PromptTable(Sequence[Prompt]):
         )
 
     def _images(self, value: Any) -> tuple[tuple[bytes, ...], int]:
-        """The row's pictures and their number; of a table without its images, the number alone."""
+        """The row's images and their number; of a table without its images, the number alone."""
         if isinstance(value, int):
             return (), value
-        images = pictures(value, self.origin.file.parent)
+        images = load_images(value, self.origin.file.parent)
         return images, len(images)
 
     def _verifier(self, style: Any, data_source: str, bad: Callable[..., DataError]) -> str:
@@ -487,13 +487,13 @@ def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(not isinstance(message["content"], str) for message in messages)
 
 
-def pictures_of(prompts: Sequence[Prompt]) -> np.ndarray:
-    """int64 `[prompts]`: how many pictures each has."""
+def images_per_prompt(prompts: Sequence[Prompt]) -> np.ndarray:
+    """int64 `[prompts]`: how many images each has."""
     import numpy as np
 
     counts: np.ndarray
     if isinstance(prompts, JoinedPrompts):
-        counts = np.concatenate([np.zeros(0, np.int64), *map(pictures_of, prompts.parts)])
+        counts = np.concatenate([np.zeros(0, np.int64), *map(images_per_prompt, prompts.parts)])
     elif isinstance(prompts, PromptTable):
         every = image_counts(prompts.table.column(IMAGES)).to_numpy() if prompts.has_images else None
         counts = np.zeros(len(prompts), np.int64) if every is None else every[prompts.places].astype(np.int64)

@@ -87,7 +87,7 @@ def tokenized(
 
 def content_of(prompts: Sequence[Prompt]) -> str:
     """Hexadecimal hash of the rows and of the whole content of their files; empty if the rows are not from unchanged
-    files, or have pictures: those may be other files, and the tokens depend on more than the tokenizer."""
+    files, or have images: those may be other files, and the tokens depend on more than the tokenizer."""
     if isinstance(prompts, JoinedPrompts):
         parts = [content_of(part) for part in prompts.parts]
         return _hashed(*parts) if all(parts) else ""

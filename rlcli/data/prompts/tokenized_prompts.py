@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from jaxtyping import Int32, Int64
     from transformers import PreTrainedTokenizerBase
 
-TOKENIZE_AT_ONCE, PICTURED_AT_ONCE = 512, 16
+TOKENIZE_AT_ONCE, IMAGE_ROWS_AT_ONCE = 512, 16
 """Prompts that are tokenized together, and prompts that may have images, megabytes each."""
 MANY, CHUNK = 50_000, 4096
 """From this many prompts on, separate processes tokenize them, in chunks of this size."""
 Measured = Callable[[bytes], tuple[int, int]]
-"""Width and height of an encoded picture; raises `BadImage`."""
+"""Width and height of an encoded image; raises `BadImage`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class TokenizedPrompts:
     bad_images: int = 0
     """Rows that were left out because of an image that cannot be decoded."""
     rule: ImageRule | None = None
-    """How the model sees images, if it does."""
+    """Image preprocessing of the model, if it takes images."""
 
     @classmethod
     def tokenize(
@@ -132,8 +132,9 @@ class TokenizedPrompts:
         write; Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the
         base models of Qwen the end is <|endoftext|>, while the template closes the turn with <|im_end|>.
 
-        rule: how the model sees pictures, if it does: each has as many tokens as its size gives. measured: gives that
-        size; by default each is decoded once, to know that it can be, and with `size_of` only its header is read.
+        rule: image preprocessing of the model, if it takes images: each has as many tokens as its size gives. measured:
+        gives that size; by default each is decoded once, to know that it can be, and with `size_of` only its header is
+        read.
 
         Raises `ModelError` if there is no chat template, it refuses a prompt, or the tokenizer has no end of
         sequence; `DataError` if a row has no response, no row is short enough or none can be shown.
@@ -143,7 +144,7 @@ class TokenizedPrompts:
         ids, answers, control = _encoded(prompts, tokenizer, response, on_progress, rule, measured)
         shown = np.flatnonzero(ids.lengths)
         if not len(shown):
-            raise DataError(f"data: none of {len(prompts)} rows has pictures that can be shown: {_first_bad(prompts)}")
+            raise DataError(f"data: none of {len(prompts)} rows has images that can be shown: {_first_bad(prompts)}")
         fitting = _within(ids.lengths, shown, max_prompt_tokens, "prompts", "data.max_prompt_tokens")
         selected = fitting
         if response:
@@ -184,7 +185,7 @@ class TokenizedPrompts:
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
             digest.update(np.ascontiguousarray(array).data)
-        chunk = CHUNK if self.rule is None else PICTURED_AT_ONCE
+        chunk = CHUNK if self.rule is None else IMAGE_ROWS_AT_ONCE
         many = _are_many(self.prompts)
         for text in spread(_written, _chunks(self.prompts, chunk)) if many else map(_text, self.prompts):
             digest.update(text)
@@ -238,8 +239,9 @@ def prompt_lengths(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     rule: ImageRule | None = None,
 ) -> list[int]:
-    """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: how the model
-    sees pictures, if it does: of these only the headers are read. 0 for a prompt whose pictures cannot be shown."""
+    """The tokens of each prompt, with the chat template applied and the assistant's turn opened. rule: image
+    preprocessing of the model, if it takes images: of these only the headers are read. 0 for a prompt whose images
+    cannot be shown."""
     ids, *_ = _encoded(prompts, tokenizer, "", on_progress, rule, size_of)
     lengths: list[int] = ids.lengths.tolist()
     return lengths
@@ -273,7 +275,7 @@ def _encoded(
         prompts = prompts.without("extra_info")  # maybe megabytes per row, not read here
     many = _are_many(prompts)
     encode = partial(_encode_some, tokenizer, response, rule, measured, control_tokens(tokenizer))
-    chunks = _chunks(prompts, PICTURED_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
+    chunks = _chunks(prompts, IMAGE_ROWS_AT_ONCE if rule is not None else CHUNK if many else TOKENIZE_AT_ONCE)
     encoded: list[tuple[Ragged, Ragged]] = []
     control: list[int] = []
     done = 0
@@ -331,7 +333,7 @@ def _seen(rule: ImageRule, measured: Measured, prompt: Prompt, ids: Int32[np.nda
         return tokens
     if (markers := int((ids == rule.token).sum())) != len(prompt.images):
         raise ModelError(
-            f"the chat template writes {markers} placeholders for the {len(prompt.images)} pictures of {prompt.id}",
+            f"the chat template writes {markers} placeholders for the {len(prompt.images)} images of {prompt.id}",
             "put the model's own chat_template.jinja into its folder",
         )
     try:
@@ -348,7 +350,7 @@ def _first_bad(prompts: Sequence[Prompt]) -> str:
                 decode(image)
             except BadImage as error:
                 return f"{prompt.id}: {error}"
-    return "their texts have tokens that stand for pictures"
+    return "their texts have tokens that stand for images"
 
 
 def _written(prompts: Sequence[Prompt]) -> bytes:

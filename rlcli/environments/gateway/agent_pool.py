@@ -16,7 +16,7 @@ from rlcli.environments.gateway.agent_processes import AgentRun, run_agent, word
 from rlcli.environments.gateway.gateway_server import Gateway, GenerationAsk
 from rlcli.environments.gateway.session_record import Generated
 from rlcli.errors import ConfigError
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class AgentPool:
     """Starts the programs of `environment.name`; their requests and ends are in the queue `events`.
 
     tokenizer: with its final chat template. stops: tokens that end a response. thinking: prompts end within an open
-    <think>. sight: preprocesses images, for a model that takes images. Raises `SetupError` if there is no such program.
+    <think>. image_processor: preprocesses images, for a model that takes images. Raises `SetupError` if there is no
+    such program.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class AgentPool:
         stops: Collection[int],
         *,
         thinking: bool = False,
-        sight: Sight | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
         self._section = config.environment
         self.at_once = self._section.processes or AT_ONCE
@@ -73,7 +74,9 @@ class AgentPool:
         self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
         """Id of a session, and the event."""
         words_of(self._section.name)
-        self._gateway = Gateway(tokenizer, stops, limits_of(config), self._submit, thinking=thinking, sight=sight)
+        self._gateway = Gateway(
+            tokenizer, stops, limits_of(config), self._submit, thinking=thinking, image_processor=image_processor
+        )
 
     def start(self, prompt: Prompt, version: int) -> str:
         """Start a program on a row; returns the id of its session. version: of the weights."""

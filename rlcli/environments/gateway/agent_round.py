@@ -95,7 +95,7 @@ class AgentRound:
                 request = self._generating[key] = sample.request
                 sample.request = None
                 ask = request.ask
-                yield Turn(key, ask.prompt, ask.max_tokens, ask.turn, pictures=ask.pictures)
+                yield Turn(key, ask.prompt, ask.max_tokens, ask.turn, images=ask.images)
 
     def _fill(self) -> None:
         while self._queued and len(self._keys) < self._agents.at_once:
@@ -142,7 +142,7 @@ class AgentRound:
         """The sample of a failed agent."""
         import numpy as np
 
-        prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.pictures)
+        prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32), task.images)
         failure = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
         return FinishedConversation.failed(key, prompt, self.version, failure)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypedDict
 
 from rlcli.environments.chat_messages import Message, ToolCall, ToolSchema
-from rlcli.environments.message_images import with_pictures
+from rlcli.environments.message_images import extract_images
 from rlcli.images.row_images import BadImage
 from rlcli.support.json_types import JsonValue
 from rlcli.types import image_digest
@@ -265,7 +265,7 @@ def read_max_tokens(body: Mapping[str, JsonValue], *names: str) -> int | None:
 
 
 def read_message(message: JsonValue) -> tuple[Message, tuple[bytes, ...]]:
-    """A message as a chat template takes it, and its pictures. Raises `Refused`."""
+    """A message as a chat template takes it, and its images. Raises `Refused`."""
     fields = _object(message, "a message is no JSON object")
     role = "system" if fields.get("role") == "developer" else fields.get("role")
     _only(role in ("system", "user", "assistant", "tool"), f"a message has the role {role!r:.40}, which is unknown")
@@ -273,7 +273,7 @@ def read_message(message: JsonValue) -> tuple[Message, tuple[bytes, ...]]:
     if not (content is None or isinstance(content, str | list)):
         raise Refused(400, "a message's content is neither a text nor a list")
     try:
-        parsed_message, images = with_pictures({"role": role}, content or "")
+        parsed_message, images = extract_images({"role": role}, content or "")
     except BadImage as error:
         raise Refused(400, str(error)) from error
     if role == "tool":

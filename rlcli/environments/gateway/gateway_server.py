@@ -41,7 +41,7 @@ from rlcli.environments.gateway.session_record import (
 )
 from rlcli.environments.turn_tokens import TurnTemplate
 from rlcli.errors import ModelError
-from rlcli.images.image_processor import NoRoom, Sight
+from rlcli.images.image_processor import ImageProcessor, NoRoom
 from rlcli.images.row_images import BadImage
 from rlcli.support.json_types import JsonValue
 from rlcli.types import Ended
@@ -74,7 +74,7 @@ class GenerationAsk:
     """Token ids."""
     max_tokens: int
     """Maximum number of tokens of the response."""
-    pictures: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...] = ()
     """Images in the prompt, preprocessed for the model."""
 
 
@@ -133,7 +133,7 @@ class Gateway:
             session.branches, session.reward
 
     tokenizer: with its chat template fixed. stops: the ids that end a response. thinking: a prompt ends within an open
-    <think>. sight: of a model that sees pictures. `open` and `close_session` are for any thread.
+    <think>. image_processor: of a vision-language model. `open` and `close_session` are for any thread.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class Gateway:
         *,
         thinking: bool = False,
         model: str = "policy",
-        sight: Sight | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
         # A tokenizer is not for two threads.
         self._tokenizer, self._stops, self._limits = copy.deepcopy(tokenizer), frozenset(stops), limits
-        self._submit, self._thinking, self._model, self._sight = submit, thinking, model, sight
+        self._submit, self._thinking, self._model, self._image_processor = submit, thinking, model, image_processor
         self._form = format_of(str(tokenizer.chat_template))
         self._templates: dict[str, TurnTemplate] = {}
         self._sessions: dict[str, GatewaySession] = {}
@@ -162,7 +162,7 @@ class Gateway:
     def open(self, version: int = 0) -> GatewaySession:
         """A new session. version: of the weights that draw."""
         name, token, reward_key = secrets.token_hex(8), secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-        record = Record(self._limits, version, None if self._sight is None else self._sight.rule)
+        record = Record(self._limits, version, None if self._image_processor is None else self._image_processor.rule)
         session = GatewaySession(name, token, reward_key, f"{self.url}/sessions/{name}/v1", record)
         self._sessions[name] = session
         return session
@@ -321,8 +321,8 @@ class Gateway:
         if chat.tools and not self._form:
             raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
         offered, record = json.dumps(chat.tools, sort_keys=True), session.record
-        pictures = await self._preprocessed(record, chat.images) if chat.images else {}
-        request = record.ask(chat.messages, offered, self._template(offered, chat.tools), chat.max_tokens, pictures)
+        images = await self._preprocessed(record, chat.images) if chat.images else {}
+        request = record.ask(chat.messages, offered, self._template(offered, chat.tools), chat.max_tokens, images)
         turn, text = self._until(await self._generated(session, request), chat.stop)
         form = self._form if chat.tools else ""
         message, failed = parse(text, form, thinking=self._thinking, tools=chat.tools)
@@ -345,17 +345,19 @@ class Gateway:
         self, record: Record, images: Mapping[str, bytes]
     ) -> dict[str, UInt8[np.ndarray, "height width 3"]]:
         """Images, preprocessed for the model, by digest."""
-        if self._sight is None:
-            raise Refused(400, "a message has a picture, and the model reads text alone")
+        if self._image_processor is None:
+            raise Refused(400, "a message has an image, and the model reads text alone")
         try:  # in a thread, so that other sessions continue
-            shown = await asyncio.to_thread(self._sight.shown, list(images.values()), self._limits.tokens)
+            processed = await asyncio.to_thread(
+                self._image_processor.process_with_copies, list(images.values()), self._limits.tokens
+            )
         except NoRoom as error:
             record.ended = "tokens"
             raise Refused(400, str(error), OUT_OF_CONTEXT) from error
         except BadImage as error:
             raise Refused(400, str(error)) from error
-        record.copies |= shown.copies
-        return dict(zip(images, shown.pictures, strict=True))
+        record.copies |= processed.copies
+        return dict(zip(images, processed.images, strict=True))
 
     async def _token_turn(self, session: GatewaySession, tokens: list[int], max_tokens: int | None) -> GeneratedTurn:
         request = session.record.ask_tokens(tokens, max_tokens)
@@ -366,7 +368,7 @@ class Gateway:
     async def _generated(self, session: GatewaySession, request: TurnRequest) -> GeneratedTurn:
         """Have the engine generate a turn."""
         number, trajectory = len(session.record.turns), request.trajectory
-        ask = GenerationAsk(session.id, number, trajectory.tokens, request.room, trajectory.pictures)
+        ask = GenerationAsk(session.id, number, trajectory.tokens, request.room, trajectory.images)
         try:
             generation = await asyncio.wrap_future(self._submit(ask))
         except Exception as error:
@@ -401,7 +403,7 @@ class Gateway:
 
     def _template(self, offered: str, tools: Sequence[ToolSchema]) -> TurnTemplate:
         if offered not in self._templates:
-            never = () if self._sight is None else self._sight.rule.never
+            never = () if self._image_processor is None else self._image_processor.rule.never
             self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools, never)
         return self._templates[offered]
 

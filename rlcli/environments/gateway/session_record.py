@@ -122,15 +122,15 @@ class Record:
         offered: str,
         template: TurnTemplate,
         max_tokens: int | None,
-        pictures: Mapping[str, np.ndarray] | None = None,
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> TurnRequest:
         """The turn that follows `messages`. New messages are appended to the longest recorded conversation that they
-        continue; without one, all messages are rendered, and a branch starts. pictures: digest → preprocessed image, of
+        continue; without one, all messages are rendered, and a branch starts. images: digest → preprocessed image, of
         the messages. Raises `Refused` (400) at a limit, and `ModelError` if the template fails."""
-        pictures = pictures or {}
+        images = images or {}
 
         def images_of(part: list[Message]) -> list[np.ndarray]:
-            return [pictures[image["digest"]] for message in part for image in message.get("images", ())]
+            return [images[image["digest"]] for message in part for image in message.get("images", ())]
 
         known = [b for b in self.turns if b.offered == offered and b.messages and _continues(messages, b.messages)]
         follows = max(known, key=lambda branch: len(branch.messages), default=None)
@@ -151,7 +151,7 @@ class Record:
         follows = max(known, key=lambda branch: len(branch.trajectory.tokens), default=None)
         new = tokens if follows is None else tokens[len(follows.trajectory.tokens) :]
         if self.rule is not None and not set(self.rule.never).isdisjoint(new):
-            raise Refused(400, "token_ids has tokens that stand for pictures: ask for this turn in messages")
+            raise Refused(400, "token_ids has tokens that stand for images: ask for this turn in messages")
         return self._ask(np.array(new, np.int32), [], max_tokens, [], "", follows)
 
     def record_turn(self, request: TurnRequest, turn: GeneratedTurn, message: Message | None) -> None:
@@ -168,7 +168,7 @@ class Record:
     def _ask(
         self,
         tokens: np.ndarray,
-        pictures: Sequence[np.ndarray],
+        images: Sequence[np.ndarray],
         max_tokens: int | None,
         messages: list[Message],
         offered: str,
@@ -178,12 +178,12 @@ class Record:
         extends = follows if follows is not None and follows.is_end else None
         if extends is not None:
             trajectory = extends.trajectory.without_last(dropped)
-            trajectory = trajectory.extended("environment", tokens, pictures=pictures)
+            trajectory = trajectory.extended("environment", tokens, images=images)
         elif follows is not None:  # the turns of another branch are context here
             past = follows.trajectory.without_last(dropped)
-            trajectory = Trajectory.of_prompt(np.concatenate([past.tokens, tokens]), [*past.pictures, *pictures])
+            trajectory = Trajectory.of_prompt(np.concatenate([past.tokens, tokens]), [*past.images, *images])
         else:
-            trajectory = Trajectory.of_prompt(tokens, pictures)
+            trajectory = Trajectory.of_prompt(tokens, images)
         room = self._room(trajectory, extends)
         is_short = max_tokens is not None and max_tokens < room
         return TurnRequest(trajectory, min(room, max_tokens or room), is_short, messages, offered, extends)

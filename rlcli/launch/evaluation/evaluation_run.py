@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.prompt_table import pictures_of, read_prompts
+from rlcli.data.prompts.prompt_table import images_per_prompt, read_prompts
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.evaluation.equal_problems import check_rows
@@ -167,9 +167,9 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
         name: read_prompts(path, "test", config.verifier.name)[:limit]
         for name, path in zip(names, request.paths, strict=True)
     }
-    if any(pictures_of(prompts).any() for prompts in rows.values()):
+    if any(images_per_prompt(prompts).any() for prompts in rows.values()):
         raise ConfigError(
-            "the data has pictures, and --endpoint sends text alone",
+            "the data has images, and --endpoint sends text alone",
             "evaluate a model's folder, or data without images",
         )
     for path, prompts in zip(request.paths, rows.values(), strict=True):

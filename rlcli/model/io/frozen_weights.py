@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from rlcli.model.tensor_names import DECODER, PROJECTORS, sees, tower
+from rlcli.model.tensor_names import DECODER, PROJECTORS, has_vision_encoder, vision_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,22 +22,22 @@ def freeze(lm: PreTrainedModel, parts: Collection[str], dtype: torch.dtype) -> l
     gradient, so that autograd keeps no activations.
     """
     wanted = {"encoder", "projector"} if "vision" in parts else set(parts)
-    names = [name for name, _ in lm.named_parameters() if tower_part(lm, name) in wanted]
+    names = [name for name, _ in lm.named_parameters() if vision_part(lm, name) in wanted]
     for name in names:
         parameter = lm.get_parameter(name)
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
     if "encoder" in wanted:
-        for part in tower(lm):
+        for part in vision_modules(lm):
             for module in _frozen_modules(part):
                 module.forward = torch.no_grad()(module.forward)
     return names
 
 
-def tower_part(lm: PreTrainedModel, name: str) -> str:
+def vision_part(lm: PreTrainedModel, name: str) -> str:
     """`encoder`, `projector`, or empty for a parameter of the text decoder. name: in `lm`."""
     parts = name.removeprefix(f"{lm.base_model_prefix}.").split(".")
-    if not sees(lm) or parts[0] in (DECODER, "lm_head"):
+    if not has_vision_encoder(lm) or parts[0] in (DECODER, "lm_head"):
         return ""
     return "projector" if PROJECTORS.intersection(parts) else "encoder"
 

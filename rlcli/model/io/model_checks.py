@@ -46,7 +46,7 @@ class ModelFacts:
     """Experts of a layer; 0 in a dense model."""
     kind: str
     """The `model_type`."""
-    images: ImageRule | None = None
+    image_rule: ImageRule | None = None
     """How images become tokens; None for a text-only model."""
 
 
@@ -79,7 +79,7 @@ def check_model(path: str, key: str = "model.path", *, has_template: bool = Fals
         heads=text.num_attention_heads,
         experts=expert_count(text),
         kind=config.model_type,
-        images=_image_rule(path, config),
+        image_rule=_image_rule(path, config),
     )
 
 

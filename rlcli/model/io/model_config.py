@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import ModelError
-from rlcli.images.families import KINDS as SEEING
+from rlcli.images.families import KINDS as VISION_KINDS
 from rlcli.registry import near
 from rlcli.support.reading import check_model_folder, read_json
 
@@ -24,7 +24,7 @@ SUPPORTED = (
     "gpt_oss",
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
-"""`model_type`s whose packed log-probs are tested against their own padded forward pass; `SEEING` are others."""
+"""`model_type`s whose packed log-probs are tested against their own padded forward pass; `VISION_KINDS` are others."""
 SEPARATE_HEAD = ("glm4_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite", "gpt_oss")
 """Models whose head is never their embedding in vLLM."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3", "gpt_oss")
@@ -40,14 +40,14 @@ LATENT = ("deepseek_v3", "glm4_moe_lite")
 """Models whose attention compresses keys and values (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434)."""
 
 REFUSED = {
-    "gemma3": "a picture's tokens see those that follow them",
+    "gemma3": "an image's tokens see those that follow them",
     **dict.fromkeys(
         ("gemma4", "gemma4_text"), "its heads are of two sizes, and some layers use the keys and values of others"
     ),
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
     "kimi_k2": "transformers has its code as 'deepseek_v3': write that as model_type, and remove auto_map",
     **dict.fromkeys(("lfm2", "lfm2_moe"), "its convolutions would read the tokens of the sample before in a pack"),
-    "mllama": "its layers attend to pictures apart from the text",
+    "mllama": "its layers attend to images apart from the text",
     "nemotron_h": "its Mamba layers would pass the state of a sample on to the next one in a pack",
     "paligemma": "a prompt's tokens see those that follow them",
     "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",
@@ -62,7 +62,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that builds a model with a head from this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+    return AutoModelForImageTextToText if config.model_type in VISION_KINDS else AutoModelForCausalLM
 
 
 THEIR_CONFIG = "use the config.json that these weights came with"
@@ -92,7 +92,7 @@ def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
     stored = stored_config(path) or {}
     kind = stored.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:  # transformers would ask whether to run the model's own code
-        _refuse_kind(path, kind, sees="vision_config" in stored)
+        _refuse_kind(path, kind, has_vision_encoder="vision_config" in stored)
     _check_layer_types(path, stored)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -100,7 +100,7 @@ def read_config(path: str, key: str = "model.path") -> PreTrainedConfig:
         if folder.is_dir():
             raise ModelError(
                 f"{path}/config.json does not load: {first_line(error).rstrip('.')}",
-                f"check that it is complete and of a supported kind ({', '.join((*SUPPORTED, *SEEING))})",
+                f"check that it is complete and of a supported kind ({', '.join((*SUPPORTED, *VISION_KINDS))})",
             ) from error
         raise ModelError(
             f"{key} = '{path}' is neither a local folder nor available from the hub: {first_line(error)}",
@@ -161,9 +161,9 @@ def _check_config(path: str, config: PreTrainedConfig) -> None:
     def refuse(problem: str, hint: str = "choose another model") -> None:
         raise ModelError(f"{path}: {problem}", hint)
 
-    if config.model_type not in (*SUPPORTED, *SEEING):
-        _refuse_kind(path, config.model_type, sees=hasattr(config, "vision_config"))
-    if config.model_type in SEEING and (why := SEEING[config.model_type].refused(config)):
+    if config.model_type not in (*SUPPORTED, *VISION_KINDS):
+        _refuse_kind(path, config.model_type, has_vision_encoder=hasattr(config, "vision_config"))
+    if config.model_type in VISION_KINDS and (why := VISION_KINDS[config.model_type].refused(config)):
         refuse(why)
     config = config.get_text_config()
     check_sizes(path, config)
@@ -181,9 +181,13 @@ def _check_config(path: str, config: PreTrainedConfig) -> None:
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
 
 
-def _refuse_kind(path: str, kind: str, *, sees: bool = False) -> None:
+def _refuse_kind(path: str, kind: str, *, has_vision_encoder: bool = False) -> None:
     why = f": {REFUSED[kind]}" if kind in REFUSED else ""
-    hint = f"supported vision-language models: {', '.join(SEEING)}" if sees else near(kind, (*SUPPORTED, *SEEING))
+    hint = (
+        f"supported vision-language models: {', '.join(VISION_KINDS)}"
+        if has_vision_encoder
+        else near(kind, (*SUPPORTED, *VISION_KINDS))
+    )
     raise ModelError(f"{path}: the architecture '{kind}' is not supported{why}", hint)
 
 

@@ -40,20 +40,20 @@ CHAT_TEMPLATE = """\
 {%- if message['content'] is string -%}{{- message['content'] -}}
 {%- else -%}
 {%- for part in message['content'] -%}
-{{- 'PICTURE' if part['type'] == 'image' else part['text'] -}}
+{{- 'IMAGE_TOKEN' if part['type'] == 'image' else part['text'] -}}
 {%- endfor -%}
 {%- endif -%}
 {%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""PICTURE is replaced by the family's image token."""
+"""IMAGE_TOKEN is replaced by the family's image token."""
 
 
 @dataclass(frozen=True)
 class Family:
     """A family of vision-language models."""
 
-    picture: str
+    image_token: str
     """Text of an image in the chat template."""
     markers: tuple[str, ...]
     """Tokens around and within images."""
@@ -77,7 +77,7 @@ def vision_tokenizer(kind: str = "qwen2_5_vl") -> Qwen2Tokenizer:
         eos_token=EOS,
         unk_token=UNK,
         additional_special_tokens=markers,
-        chat_template=CHAT_TEMPLATE.replace("PICTURE", family.picture),
+        chat_template=CHAT_TEMPLATE.replace("IMAGE_TOKEN", family.image_token),
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
         **family.names,

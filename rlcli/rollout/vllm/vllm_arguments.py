@@ -52,11 +52,11 @@ def engine_arguments(spec: EngineSpec) -> dict[str, object]:
         overrides = partial(unquantized, keys)
     return {
         **_shared_arguments(spec),
-        # Random weights would also replace how a model that sees pictures normalises them, which no sync sends.
-        "load_format": "dummy" if spec.weights_follow and spec.images is None else "auto",
+        # Random weights would also replace how a vision-language model normalises them, which no sync sends.
+        "load_format": "dummy" if spec.weights_follow and spec.image_rule is None else "auto",
         "distributed_executor_backend": "external_launcher",
         "tensor_parallel_size": spec.tensor_parallel,
-        **(image_prompts.settings(spec) if spec.images is not None else {"skip_tokenizer_init": True}),
+        **(image_prompts.settings(spec) if spec.image_rule is not None else {"skip_tokenizer_init": True}),
         "enable_lora": spec.lora_rank > 0,
         "max_lora_rank": _allowed_rank(spec.lora_rank),
         "max_loras": 1,

@@ -86,7 +86,7 @@ class VllmEngine:
         borrowed.give_back(self._model)
         check_head(spec, self._engine.vllm_config.model_config)
         self._adapter: LoRARequest | None = None
-        self._prompts = image_prompts.Prompts(self._llm, spec.images)
+        self._prompts = image_prompts.Prompts(self._llm, spec.image_rule)
         self._requests = 0
         self._keys: dict[str, int] = {}
         self._early: list[Generation] = []  # finished while the engine answered something else
@@ -163,7 +163,7 @@ class VllmEngine:
             if request.response_prefix is None
             else np.concatenate([request.prompt, request.response_prefix])
         )
-        self._keys[self._add(tokens, self._params(request), request.pictures)] = request.key
+        self._keys[self._add(tokens, self._params(request), request.images)] = request.key
 
     def step(self) -> list[Generation]:
         self.on_step()
@@ -256,8 +256,8 @@ class VllmEngine:
         while requests run: then later ones have another salt, which is part of the blocks' hashes."""
         self._salt += bool(self._keys)
         self._llm.reset_prefix_cache()
-        if self.spec.images is not None:
-            self._engine.reset_encoder_cache()  # what the old tower made of pictures
+        if self.spec.image_rule is not None:
+            self._engine.reset_encoder_cache()  # what the old vision encoder made of images
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
         import torch.distributed as dist
@@ -407,13 +407,13 @@ class VllmEngine:
         self,
         prompt: Int32[np.ndarray, " T"],
         params: SamplingParams,
-        shown: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
+        images: Sequence[UInt8[np.ndarray, "height width 3"]] = (),
     ) -> str:
         self._requests += 1
         name, salt = str(self._requests), {"cache_salt": str(self._salt)} if self._salt else {}
         self._engine.add_request(
             request_id=name,
-            prompt={**self._prompts.of(prompt, shown), **salt},
+            prompt={**self._prompts.of(prompt, images), **salt},
             params=params,
             lora_request=self._adapter,
         )
@@ -442,7 +442,9 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             stop_token_ids=list(self.spec.stop_token_ids),
-            logit_bias=None if self.spec.images is None else dict.fromkeys(self.spec.images.never, image_prompts.NEVER),
+            logit_bias=None
+            if self.spec.image_rule is None
+            else dict.fromkeys(self.spec.image_rule.never, image_prompts.NEVER),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -474,10 +476,10 @@ def check_head(spec: EngineSpec, model_config: ModelConfig) -> None:
 
 def sleep_level(spec: EngineSpec) -> int:
     """2 drops the weights, since the next sync sends all of them; 1 keeps them in host memory, or on the device if
-    these are `resident_weights`. Kept are the base of an adapter, which no sync sends, and a model that sees pictures,
-    until this is seen on a GPU: vLLM's second model runner holds the pictures' positions in the memory of the weights,
+    these are `resident_weights`. Kept are the base of an adapter, which no sync sends, and a vision-language model,
+    until this is seen on a GPU: vLLM's second model runner holds the images' positions in the memory of the weights,
     and level 2 drops those too."""
-    return 2 if spec.sleep == "all" and spec.weights_follow and spec.images is None else 1
+    return 2 if spec.sleep == "all" and spec.weights_follow and spec.image_rule is None else 1
 
 
 def check_version() -> None:

@@ -167,7 +167,7 @@ class Conversations:
         if conversation.ended:
             return [self._finish(key, conversation)]
         trajectory = conversation.trajectory
-        return [Turn(key, trajectory.branch, conversation.room, trajectory.turns, pictures=trajectory.branch_pictures)]
+        return [Turn(key, trajectory.branch, conversation.room, trajectory.turns, images=trajectory.branch_images)]
 
     def _replay_turn(
         self, key: int, conversation: Conversation, recorded: Trajectory
@@ -176,12 +176,12 @@ class Conversations:
         state, current = self._states[key], conversation.trajectory
         count, number = len(current.tokens), current.turns
         equal = count <= len(recorded.tokens) and bool((recorded.tokens[:count] == current.tokens).all())
-        equal = equal and _same_pictures(recorded.pictures[: len(current.pictures)], current.pictures)
+        equal = equal and _same_images(recorded.images[: len(current.images)], current.images)
         if conversation.ended or not equal or (recorded.drawn[:count] != current.drawn).any():
             state.session.close()
             self._restart(key)
             return []
-        recorded = replace(recorded, pictures=current.pictures)  # equal ones, which the other samples share
+        recorded = replace(recorded, images=current.images)  # equal ones, which the other samples share
         replayed = recorded.until_turn(number + 1)
         if len(replayed.tokens) == len(recorded.tokens):
             state.replay = None
@@ -190,7 +190,7 @@ class Conversations:
             self._await_answer(key, state.session.step(message))
             return []
         response_prefix = recorded.tokens[count:] if len(replayed.last_turn) else None
-        turn = Turn(key, current.branch, conversation.room, number, response_prefix, current.branch_pictures)
+        turn = Turn(key, current.branch, conversation.room, number, response_prefix, current.branch_images)
         conversation.trajectory = recorded
         return [turn]
 
@@ -265,12 +265,12 @@ class Conversations:
                 copies=conversation.copies,
             )
         assert failure is not None, "a conversation ends, or fails with a verdict"
-        prompt = group.prompt or Trajectory.of_prompt(np.asarray(state.task.tokens, np.int32), state.task.pictures)
+        prompt = group.prompt or Trajectory.of_prompt(np.asarray(state.task.tokens, np.int32), state.task.images)
         return FinishedConversation.failed(key, prompt, self.version, failure)
 
 
-def _same_pictures(pictures: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return len(pictures) == len(others) and all(map(np.array_equal, pictures, others))
+def _same_images(images: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return len(images) == len(others) and all(map(np.array_equal, images, others))
 
 
 def row_seed(prompt_id: str) -> int:

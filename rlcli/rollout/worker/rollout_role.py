@@ -17,7 +17,7 @@ from rlcli.data.sample_shard import SampleShard
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.environments.gateway.agent_round import AgentRound
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.rewards.service.scoring_client import ScoringClient
 from rlcli.rollout.engine import Engine, Generation, Speculating
 from rlcli.rollout.in_flight import InFlight
@@ -55,11 +55,11 @@ class RolloutRole:
         environments: Environments | AgentPool | None = None,
         conversing: bool = False,
         ordered: bool = False,
-        sight: Sight | None = None,
+        image_processor: ImageProcessor | None = None,
         grouped: Collection[str] = (),
     ) -> None:
         self.rank = rank
-        self.sight = sight
+        self.image_processor = image_processor
         """Preprocesses the images of prompts, for a model that takes images."""
         self.environments = environments
         """Environments or agents, on the leader."""
@@ -243,12 +243,12 @@ class RolloutRole:
         self.finish_saving()
         return self._saver.rows[:count] if self._saver else []
 
-    def seeing(self, task: PromptTask) -> PromptTask:
+    def with_images(self, task: PromptTask) -> PromptTask:
         """The task with its images preprocessed: all its samples share them, here and in training."""
         if not task.prompt.images:
             return task
-        assert self.sight is not None, "refused before the run starts"
-        return replace(task, pictures=self.sight.prepared(task.prompt.images))
+        assert self.image_processor is not None, "refused before the run starts"
+        return replace(task, images=self.image_processor.process(task.prompt.images))
 
 
 class RolloutRound:
@@ -266,7 +266,7 @@ class RolloutRound:
     def begin(self, task: PromptTask) -> None:
         """Start the missing responses of a group on the engine."""
         self.assembler.begin(task)
-        task, step = self._role.seeing(task), self._call.step if task.step is None else task.step
+        task, step = self._role.with_images(task), self._call.step if task.step is None else task.step
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             index = task.first_sample + sample
             seed = sample_seed(self._call.seed, self._call.purpose, step, task.prompt.id, index)

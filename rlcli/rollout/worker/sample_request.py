@@ -36,7 +36,7 @@ class SampleRequest:
     def so_far(self) -> Trajectory:
         """Tokens of the sample before the engine continues it: its prompt, with the response if it was aborted."""
         if not self.is_resumed:
-            return Trajectory.of_prompt(self.task.tokens, self.task.pictures)
+            return Trajectory.of_prompt(self.task.tokens, self.task.images)
         partial = self.task.partial[self.sample]
         shard = self.task.shards[partial.shard]
         if not isinstance(shard, SampleShard):

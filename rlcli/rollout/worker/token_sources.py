@@ -95,7 +95,7 @@ class SingleTurns(TokenSource):
                 seed=request.seed,
                 greedy=request.is_greedy,
                 response_prefix=trajectory.tokens[len(task.tokens) :] if request.is_resumed else None,
-                pictures=task.pictures,
+                images=task.images,
             )
         )
 
@@ -175,7 +175,7 @@ class Turns(TokenSource):
                     response_prefix=turn.response_prefix,
                     max_tokens=turn.room,
                     conversation=turn.key,
-                    pictures=turn.pictures,
+                    images=turn.images,
                 )
             )
 

@@ -49,10 +49,10 @@ class Trackers:
         amend(self._folder.path, step, metrics)
         self._send(step, metrics)
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         """Send a PNG of the run folder, once it is complete."""
         for process in self._processes:
-            process.picture(name, file)
+            process.image(name, file)
 
     def close(self, failed: bool = False) -> None:
         """Let the trackers send the rest, for at most FINISH_S. failed: mark the run as failed, and wait less. May be

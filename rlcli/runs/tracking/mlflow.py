@@ -47,7 +47,7 @@ class MLflow(Tracker):
         texts = [f"{sample.title}\n\n{sample.conversation}\n" for sample in samples]
         self._client.log_text(self.id, f"\n{'─' * 80}\n\n".join(texts), f"{name}/step-{step:06d}.txt")
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         self._client.log_artifact(self.id, str(file))
 
     def close(self, failed: bool) -> None:

@@ -43,7 +43,7 @@ class SwanLab(Tracker):
         texts = [swanlab.Text(sample.conversation, caption=sample.title) for sample in samples]
         self._run.log({name: texts}, step=step)
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         import swanlab
 
         self._run.log({name: swanlab.Image(str(file))}, step=self._step)

@@ -49,7 +49,7 @@ class TensorBoard(Tracker):
         metadata = create_summary_metadata(display_name=name, description="")
         self._add(step, [Summary.Value(tag=name, tensor=tensor, metadata=metadata)])
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         png = file.read_bytes()

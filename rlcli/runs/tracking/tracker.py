@@ -74,7 +74,7 @@ class Tracker(Protocol):
 
             def close(self, failed: bool) -> None: ...
 
-    `samples` and `picture` are optional. Its module imports its library within the methods: a run that uses another
+    `samples` and `image` are optional. Its module imports its library within the methods: a run that uses another
     tracker may lack it.
     """
 
@@ -96,7 +96,7 @@ class Tracker(Protocol):
         """Record some samples of a step whose metrics were logged before. name: `samples`, or `eval/samples` for those
         of an evaluation."""
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         """Record a PNG at the end of the run. name: `reward`, the curve."""
 
     def close(self, failed: bool) -> None:

@@ -56,7 +56,7 @@ class _Server:
             "start": self._start,
             "log": self._log,
             "samples": self._samples,
-            "picture": self._picture,
+            "image": self._image,
             "close": self._close,
         }
         try:
@@ -87,8 +87,8 @@ class _Server:
                     receive(step, "eval/samples" if name == "evaluations" else name, samples)
         return {}
 
-    def _picture(self, name: str, file: str) -> dict[str, str]:
-        if receive := self._optional("picture"):
+    def _image(self, name: str, file: str) -> dict[str, str]:
+        if receive := self._optional("image"):
             receive(name, Path(file))
         return {}
 

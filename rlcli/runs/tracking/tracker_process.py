@@ -59,8 +59,8 @@ class TrackerProcess:
         """Make it read and send some samples of a step from the run folder. evaluated: those of its evaluation too."""
         self._request({"samples": {"step": step, "evaluated": evaluated}})
 
-    def picture(self, name: str, file: Path) -> None:
-        self._request({"picture": {"name": name, "file": str(file)}})
+    def image(self, name: str, file: Path) -> None:
+        self._request({"image": {"name": name, "file": str(file)}})
 
     def _request(self, request: dict[str, Any]) -> None:
         """Queue an optional request: dropped if the tracker is far behind."""
@@ -178,7 +178,7 @@ def _described(request: Mapping[str, Any]) -> str:
     of_step = {"log": "step", "samples": "the samples of step"}
     if kind in of_step:
         return f"{of_step[kind]} {arguments['step']}"
-    return "the picture" if kind == "picture" else "the end"
+    return "the image" if kind == "image" else "the end"
 
 
 def _plain(value: Any) -> object:

@@ -46,7 +46,7 @@ class Trackio(Tracker):
         ]
         self._run.log({name: traces}, step=step)
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         import trackio
 
         self._run.log({name: trackio.Image(str(file))}, step=self._step)

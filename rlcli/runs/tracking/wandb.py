@@ -47,7 +47,7 @@ class Wandb(Tracker):
         rows = [[step, *(getattr(sample, column) for column in COLUMNS)] for sample in samples]
         self._run.log({name: wandb.Table(columns=["step", *COLUMNS], data=rows)}, step=step)
 
-    def picture(self, name: str, file: Path) -> None:
+    def image(self, name: str, file: Path) -> None:
         import wandb
 
         self._run.log({name: wandb.Image(str(file))}, step=self._step)

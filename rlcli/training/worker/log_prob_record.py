@@ -85,7 +85,7 @@ class LogProbRecord:
         rows: list[Row] = []
         for row in self._rows:
             branch = row.branches[-1]
-            if not branch.pictures and branch.response_tokens and tokens > 0:
+            if not branch.images and branch.response_tokens and tokens > 0:
                 rows.append((branch.tokens, branch.prompt_tokens))
                 tokens -= branch.response_tokens
         return rows

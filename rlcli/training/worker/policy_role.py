@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 
 
 class PolicyRole:
-    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. images: how the
-    model encodes images, if it does."""
+    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. image_rule: image
+    preprocessing of the model, if it takes images."""
 
-    def __init__(self, config: RunConfig, device: torch.device, load: Loader, images: ImageRule | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, device: torch.device, load: Loader, image_rule: ImageRule | None = None
+    ) -> None:
         from rlcli.algorithms.build import build_algorithm, is_weighted_by_advantage
         from rlcli.model.lora import LoraSpec
 
         self.temperature = config.rollout.temperature
         self.sampled = not config.data.response
-        self.device, self.images = device, images
+        self.device, self.image_rule = device, image_rule
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
         replays = config.rollout.replay_routes
@@ -90,7 +92,7 @@ class PolicyRole:
         from rlcli.model.packed import pack
 
         # The engine's log-probs of a prompt are over all tokens, also those that it never samples.
-        packed = replace(pack([(tokens, 1)], self.device, rule=self.images), never=None)
+        packed = replace(pack([(tokens, 1)], self.device, rule=self.image_rule), never=None)
         log_probs: np.ndarray = self.policy.log_probs(packed, temperature=1.0).float().cpu().numpy()
         return log_probs
 
@@ -101,7 +103,7 @@ class PolicyRole:
         prompt. unit: not 0, layers round their outputs once more, by this relative amount (`rlcli.model.rounding`)."""
         from rlcli.model.packed import pack
 
-        packed = replace(pack(rows, self.device, rule=self.images), never=None)
+        packed = replace(pack(rows, self.device, rule=self.image_rule), never=None)
         with self.policy.rounded_again(unit, seed) if unit else nullcontext():
             log_probs = self.policy.log_probs(packed, temperature=1.0).float().cpu()
         return [part.numpy() for part in log_probs.split([len(tokens) - prompt for tokens, prompt in rows])]

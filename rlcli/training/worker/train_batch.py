@@ -292,8 +292,8 @@ class TrainBatch:
 
         rows = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, indexes = [branch.drawn for _, branch in branches], [index for index, _ in branches]
-        routes, pictures = [branch.routes for _, branch in branches], [branch.pictures for _, branch in branches]
-        return pack(rows, torch.device("cpu"), masks, indexes, routes, pictures, self.rule)
+        routes, images = [branch.routes for _, branch in branches], [branch.images for _, branch in branches]
+        return pack(rows, torch.device("cpu"), masks, indexes, routes, images, self.rule)
 
 
 @dataclass(frozen=True)

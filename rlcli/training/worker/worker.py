@@ -25,7 +25,7 @@ from rlcli.data.train_rows import TrainRows
 from rlcli.environments.environment_pool import Environments
 from rlcli.environments.gateway.agent_pool import AgentPool
 from rlcli.errors import RunFailed
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.model.parallel.parallel_dims import ParallelDims
 from rlcli.rollout.engine import Counting, Described, Engine, engine_named, shared_memory_prefix
 from rlcli.rollout.rollout_arguments import RolloutArguments
@@ -165,7 +165,7 @@ class Worker(WeightSync, WorkerCalls):
         self.offload = Offload(KINDS[self.config.train.offload if self.device.type == "cuda" else "none"], self.device)
         load = FsdpLoader(self.config, getattr(torch, self.spec.facts.dtype), self.device, self.dims)
         if "policy" in roles:
-            self.policy = PolicyRole(self.config, self.device, load, self.spec.facts.images)
+            self.policy = PolicyRole(self.config, self.device, load, self.spec.facts.image_rule)
             self.policy.on_outputs = self.recorder.record_outputs
         watchdog.progress()
         if "critic" in roles:
@@ -221,7 +221,7 @@ class Worker(WeightSync, WorkerCalls):
 
         step = step if self.dims.leads(self.rank) else replace(step, recording=None)
         dtype = getattr(torch, self.spec.facts.dtype)
-        self.batch = TrainBatch(bins, step, self.device, self.spec.facts.images, dtype)
+        self.batch = TrainBatch(bins, step, self.device, self.spec.facts.image_rule, dtype)
         if self.policy is not None:
             self.policy.begin(self.batch, step.version)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
@@ -471,8 +471,8 @@ class Worker(WeightSync, WorkerCalls):
         facts = self.spec.facts
         if facts.adapter:
             engine.load_adapter(facts.adapter)
-        sight = None if facts.images is None else Sight(facts.images)
-        environments = self._environments(tokenizer, sight) if leads and facts.environments else None
+        image_processor = None if facts.image_rule is None else ImageProcessor(facts.image_rule)
+        environments = self._environments(tokenizer, image_processor) if leads and facts.environments else None
         if scorer is not None:
             scorer.wait_ready()
         return RolloutRole(
@@ -484,18 +484,22 @@ class Worker(WeightSync, WorkerCalls):
             environments=environments,
             conversing=bool(facts.environments),
             ordered=self.config.train.deterministic or self.config.counts_steps,
-            sight=sight,
+            image_processor=image_processor,
             grouped=scorer.grouped if scorer is not None else (),
         )
 
-    def _environments(self, tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> Environments | AgentPool:
+    def _environments(
+        self, tokenizer: PreTrainedTokenizerBase, image_processor: ImageProcessor | None
+    ) -> Environments | AgentPool:
         """With the chat template as the driver has fixed it, for the same day."""
         facts, data = self.spec.facts, self.config.data
         chat_template.fix(tokenizer, data.chat_template_kwargs, facts.day)
         stops = tuple(facts.stop_tokens)
         if self.config.environment.is_command:
-            return AgentPool(self.config, tokenizer, stops, thinking=facts.thinking, sight=sight)
-        return Environments(self.config, facts.environments, tokenizer, stops, thinking=facts.thinking, sight=sight)
+            return AgentPool(self.config, tokenizer, stops, thinking=facts.thinking, image_processor=image_processor)
+        return Environments(
+            self.config, facts.environments, tokenizer, stops, thinking=facts.thinking, image_processor=image_processor
+        )
 
     def _build_engine(self) -> Engine:
         """The engine of `rollout.engine`; an existing one is used again."""

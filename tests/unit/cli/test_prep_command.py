@@ -301,28 +301,28 @@ def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_tokens_of_pictures_are_counted_as_the_model_sees_them(tmp_path: Path) -> None:
+def test_tokens_of_images_are_counted_as_the_model_sees_them(tmp_path: Path) -> None:
     from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts, load_tokenizer
     from rlcli.model.io.model_checks import image_rule
     from rlcli.model.io.tiny_model import make_tiny_model
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
 
-    save_vision_model(vision_model(), seeing := tmp_path / "seeing")
+    save_vision_model(vision_model(), vlm := tmp_path / "vlm")
     shapes = ("shapes", "--count", "12", "--test-count", "2", "--split", "train", "--cell", "40")
     run(*shapes, "--out", tmp_path / "all")
     prompts = read_prompts(tmp_path / "all", "train")
-    tokenized = TokenizedPrompts.tokenize(prompts, load_tokenizer(str(seeing)), 10_000, rule=image_rule(str(seeing)))
+    tokenized = TokenizedPrompts.tokenize(prompts, load_tokenizer(str(vlm)), 10_000, rule=image_rule(str(vlm)))
     lengths = np.diff(tokenized.offsets)
     most = int(np.sort(lengths)[5])
-    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(most), "--tokenizer", seeing)
+    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(most), "--tokenizer", vlm)
     assert len(read_prompts(tmp_path / "some", "train")) == (lengths <= most).sum() < 12
     note = done["steps"][1]["note"]
-    assert note.startswith("12 pictures counted as ")
+    assert note.startswith("12 images counted as ")
     assert note.endswith(f"{int((tokenized.flat == tokenized.rule.token).sum())} in all")  # type: ignore[union-attr]
     assert json.loads(run("show", tmp_path / "some" / "train.parquet", "--json"))["provenance"]["steps"][1]["note"]
-    blind = make_tiny_model(tmp_path / "blind")
-    told = run(*shapes, "--out", tmp_path / "text", "--max-prompt-tokens", "10000", "--tokenizer", blind)
-    assert f"tokens: 12 pictures counted as the text <image>: {blind} is no model that sees them" in told
+    text_model = make_tiny_model(tmp_path / "text_model")
+    told = run(*shapes, "--out", tmp_path / "text", "--max-prompt-tokens", "10000", "--tokenizer", text_model)
+    assert f"tokens: 12 images counted as the text <image>: {text_model} is no vision-language model" in told
 
 
 def test_trl_s_format_is_flat(source: Path, tmp_path: Path) -> None:

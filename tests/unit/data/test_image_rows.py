@@ -1,4 +1,4 @@
-"""Rows of parquet files with pictures."""
+"""Rows of parquet files with images."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def test_a_path_leads_to_a_regular_file_in_the_folder_of_the_data(kind: str, tmp
 
 def test_links_within_the_folder_and_folders_that_are_links_are_followed(tmp_path: Path) -> None:
     real, link = tmp_path / "disk", tmp_path / "data"
-    (real / "pictures").mkdir(parents=True)
-    (real / "pictures" / "a.png").write_bytes(A)
-    (real / "b.png").symlink_to("pictures/a.png")
+    (real / "images").mkdir(parents=True)
+    (real / "images" / "a.png").write_bytes(A)
+    (real / "b.png").symlink_to("images/a.png")
     link.symlink_to(real)
-    paths = [["b.png"], ["pictures/../pictures/a.png"], [str(link / "b.png")], [str(real / "b.png")]]
+    paths = [["b.png"], ["images/../images/a.png"], [str(link / "b.png")], [str(real / "b.png")]]
     assert [one.images for one in stored(link, "images", paths, pa.list_(pa.string()), ["<image>"] * 4)] == [(A,)] * 4
 
 
@@ -175,7 +175,7 @@ def test_files_of_a_snapshot_in_the_hubs_cache_lie_in_its_blobs(tmp_path: Path) 
         stored(snapshot, "images", [["../../refs/main"]], kind)
 
 
-def test_a_file_of_a_picture_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_an_image_has_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcli.images.row_images.MAX_FILE_BYTES", 1 << 20)
     with (tmp_path / "a.png").open("wb") as file:
         file.truncate((1 << 20) + 1)
@@ -220,7 +220,7 @@ def test_parts_become_text_with_markers(tmp_path: Path) -> None:
         read_prompts(tmp_path, "train")
 
 
-@pytest.mark.parametrize("text", ["", "no picture", "<image>", "<image><image>x", "a<image>b<image>", "<imag<image>e>"])
+@pytest.mark.parametrize("text", ["", "no image", "<image>", "<image><image>x", "a<image>b<image>", "<imag<image>e>"])
 def test_parts_and_text_are_inverse(text: str) -> None:
     assert content_text(content_parts(text)) == text
 

@@ -21,7 +21,7 @@ from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.packer import plan_batches
 from rlcli.data.sample_shard import SampleShard, ShardBuilder
 from rlcli.data.signature import tokens_digest
-from rlcli.data.step_images import read_pictures
+from rlcli.data.step_images import read_images
 from rlcli.data.trajectories import Span, Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed import pack
@@ -205,7 +205,7 @@ def test_a_plan_forwards_all_tokens_and_divides_by_the_drawn_ones() -> None:
 
 
 def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: Path) -> None:
-    """Of each round, without the row's own pictures, and only where samples are written whole."""
+    """Of each round, without the row's own images, and only where samples are written whole."""
     source = replace(SOURCE, images=(b"own",))
     task = PromptTask(0, ids(1, 2, 3), source, 2)
     whole = Trajectory.single(ids(1, 2, 3), ids(4), log_probs(-3.0))
@@ -229,7 +229,7 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
         "pictures-3.parquet",
         "pictures-3.round-2.parquet",
     ]
-    assert dict(read_pictures(tmp_path, ["a", "b", "c"])) == {"a": b"1", "b": b"2"}
+    assert dict(read_images(tmp_path, ["a", "b", "c"])) == {"a": b"1", "b": b"2"}
 
 
 def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlcli.images.families import KINDS as SEEING
+from rlcli.images.families import KINDS as VISION_KINDS
 from rlcli.launch.engine_checks import NEEDS_MERGED_ADAPTER, NEEDS_MERGED_ADAPTER_ON_CPUS, NOT_ADAPTED
 from rlcli.model.io.model_config import RECURRENT, SUPPORTED
 from tests.model_fixtures import MIXTURES
@@ -21,18 +21,18 @@ def rows() -> dict[str, list[str]]:
 
 
 def text_kind(kind: str) -> str:
-    return f"{kind}_text" if kind in SEEING else kind
+    return f"{kind}_text" if kind in VISION_KINDS else kind
 
 
 def test_it_has_each_family_and_no_other() -> None:
-    assert sorted(rows()) == sorted((*SUPPORTED, *SEEING))
+    assert sorted(rows()) == sorted((*SUPPORTED, *VISION_KINDS))
 
 
 def test_images_context_and_experts_are_as_in_the_code() -> None:
     for kind, (_, images, _, context, experts, _) in rows().items():
-        assert images == ("yes" if kind in SEEING else "no"), kind
+        assert images == ("yes" if kind in VISION_KINDS else "no"), kind
         recurrent = text_kind(kind) in RECURRENT
-        refused = "refused: layers carry a state" if recurrent else "refused: images" if kind in SEEING else "yes"
+        refused = "refused: layers carry a state" if recurrent else "refused: images" if kind in VISION_KINDS else "yes"
         assert context == refused, kind
         assert experts == ("yes" if text_kind(kind) in MIXTURES else "no experts"), kind
 

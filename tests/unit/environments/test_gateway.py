@@ -182,7 +182,7 @@ def test_what_a_user_writes_is_text_and_no_control_token(engine: Any, gateway: G
         ({"messages": []}, "messages is no list with a message"),
         ({"messages": ASK, "n": 2}, "n = 2: only one choice is drawn"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "a message has the role 'judge', which is unknown"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a picture has no data"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "an image has no data"),
         ({"messages": [{"role": "user", "content": 3}]}, "a message's content is neither a text nor a list"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "a message has the role ['user'], which is unknown"),
         ({"messages": ["x"]}, "a message is no JSON object"),

@@ -52,7 +52,7 @@ class Guess:
             os._exit(7)
         if said == "large":
             return [{"role": "user", "content": "x" * 10_000_000}], 0.0, False
-        if said == "large picture":
+        if said == "large image":
             part = {"type": "image", "image": b"x" * 8_000_000}
             return [{"role": "user", "content": [part]}], 0.0, False
         if said == "eat":
@@ -228,7 +228,7 @@ def test_ten_megabytes_of_text_are_a_failure_of_their_kind(host: EnvironmentHost
     with pytest.raises(EnvironmentFailed, match=r"^too_large: step returned 10\.0 MB of text, more than 4\.2$"):
         session.step(said("large")).result(20)
     with pytest.raises(EnvironmentFailed, match="protocol: step returned what cannot be shown"):  # not for its size
-        session.step(said("large picture")).result(20)
+        session.step(said("large image")).result(20)
     assert not session.step(said("0")).result(20).done
 
 

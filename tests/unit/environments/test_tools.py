@@ -61,9 +61,9 @@ def no_such_annotation(a: Unheard) -> None:  # type: ignore[name-defined] # noqa
     """Has an annotation of nothing."""
 
 
-def test_only_pictures_make_parts() -> None:
-    picture = Image.new("RGB", (2, 2))
-    assert content_of([picture, "two"]) == [{"type": "image", "image": picture}, {"type": "text", "text": "two"}]
+def test_only_images_make_parts() -> None:
+    image = Image.new("RGB", (2, 2))
+    assert content_of([image, "two"]) == [{"type": "image", "image": image}, {"type": "text", "text": "two"}]
     assert content_of([{"type": "image", "title": "cat"}]) == '[{"type": "image", "title": "cat"}]'
     savable = type("Savable", (), {"save": lambda self: None, "__str__": lambda self: "saved"})()
     assert content_of(savable) == '"saved"'

@@ -149,7 +149,7 @@ def test_copies_change_no_interval() -> None:
     assert copied.measures["mean@1"] == report(once).measures["mean@1"]
 
 
-def test_other_truths_verifiers_and_pictures_are_other_problems() -> None:
+def test_other_truths_verifiers_and_images_are_other_problems() -> None:
     one = row(0, 1)
     assert one.problem() == row(7, 1).problem()
     others = [

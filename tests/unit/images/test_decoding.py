@@ -1,4 +1,4 @@
-"""Pictures that are decoded, and those that are refused."""
+"""Images that are decoded, and those that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return out.getvalue()
 
 
-def picture(width: int = 6, height: int = 4, mode: str = "RGB") -> Image.Image:
+def red_image(width: int = 6, height: int = 4, mode: str = "RGB") -> Image.Image:
     """Red, with the left upper pixel's quarter in blue."""
     image = Image.new("RGB", (width, height), RED)
     image.paste(BLUE, (0, 0, width // 2, height // 2))
@@ -46,11 +46,11 @@ def png(width: int, height: int, pixels: bytes = b"", *more: bytes, depth: int =
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF"])
-def test_a_picture_of_each_kind_is_decoded(kind: str) -> None:
-    data = encoded(picture(), kind, **({"lossless": True} if kind == "WEBP" else {}))
+def test_an_image_of_each_kind_is_decoded(kind: str) -> None:
+    data = encoded(red_image(), kind, **({"lossless": True} if kind == "WEBP" else {}))
     found = decode(data)
     assert (found.mode, found.size, size_of(data)) == ("RGB", (6, 4), (6, 4))
-    assert np.array_equal(np.asarray(found), np.asarray(picture()))
+    assert np.array_equal(np.asarray(found), np.asarray(red_image()))
 
 
 def test_a_jpeg_is_decoded_in_colour_grey_and_cmyk() -> None:
@@ -86,7 +86,7 @@ def test_transparent_pixels_are_white() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_the_orientation_in_the_metadata_is_applied(kind: str, orientation: int) -> None:
-    upright = picture(32, 16)
+    upright = red_image(32, 16)
     undo = {6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270, 3: Image.Transpose.ROTATE_180}
     undo |= {2: Image.Transpose.FLIP_LEFT_RIGHT, 4: Image.Transpose.FLIP_TOP_BOTTOM}
     undo |= {5: Image.Transpose.TRANSPOSE, 7: Image.Transpose.TRANSVERSE}
@@ -101,14 +101,14 @@ def test_the_orientation_in_the_metadata_is_applied(kind: str, orientation: int)
     assert np.abs(found - np.asarray(upright, int)).max() <= (4 if kind == "JPEG" else 0)
 
 
-def test_broken_metadata_leaves_the_picture_as_it_is() -> None:
-    data = encoded(picture(8, 16), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 9)
+def test_broken_metadata_leaves_the_image_as_it_is() -> None:
+    data = encoded(red_image(8, 16), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 9)
     assert (size_of(data), decode(data).size) == ((8, 16), (8, 16))
 
 
 def frames(kind: str) -> bytes:
     other = Image.new("RGB", (6, 4), BLUE)
-    return encoded(picture(), kind, save_all=True, append_images=[other], duration=50)
+    return encoded(red_image(), kind, save_all=True, append_images=[other], duration=50)
 
 
 def webp(width: int, height: int) -> bytes:
@@ -119,7 +119,7 @@ def webp(width: int, height: int) -> bytes:
 REFUSED = {
     "empty": (b"", "is empty"),
     "text": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is none of PNG, JPEG"),
-    "another format": (encoded(picture(), "PPM"), "is none of PNG, JPEG"),
+    "another format": (encoded(red_image(), "PPM"), "is none of PNG, JPEG"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is none of PNG, JPEG"),
     "a header alone": (b"\x89PNG\r\n\x1a\n", "is none of PNG, JPEG"),
     "bomb": (png(100_000, 100_000, bytes(1000)), f"has more than {MAX_PIXELS} pixels"),
@@ -137,7 +137,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_bad_picture_is_refused_by_its_header(name: str) -> None:
+def test_a_bad_image_is_refused_by_its_header(name: str) -> None:
     data, why = REFUSED[name]
     with pytest.raises(BadImage, match=why) as raised:
         decode(data)
@@ -147,7 +147,7 @@ def test_a_bad_picture_is_refused_by_its_header(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF"])
-def test_a_truncated_picture_is_refused(kind: str) -> None:
+def test_a_truncated_image_is_refused(kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     data = encoded(Image.fromarray(noise), kind)
     with pytest.raises(BadImage, match=r"is broken|is none of"):
@@ -181,12 +181,12 @@ def test_a_header_is_read_without_the_pixels() -> None:
         tracemalloc.stop()
 
 
-SEEDS = [encoded(picture(), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")]
+SEEDS = [encoded(red_image(), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")]
 
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.sampled_from(SEEDS), changes=st.dictionaries(st.integers(0, 10**4), st.integers(0, 255), max_size=6))
-def test_changed_bytes_give_a_picture_or_a_refusal(seed: bytes, changes: dict[int, int]) -> None:
+def test_changed_bytes_give_an_image_or_a_refusal(seed: bytes, changes: dict[int, int]) -> None:
     data = bytearray(seed)
     for place, byte in changes.items():
         data[place % len(data)] = byte

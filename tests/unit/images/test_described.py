@@ -1,4 +1,4 @@
-"""Pictures in words and by digest: what terminals, JSON and saved samples have of them."""
+"""Images in words and by digest: what terminals, JSON and saved samples have of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rlcli.images.image_descriptions import (
     worded_last,
     worded_messages,
 )
-from tests.picture_runs import drawing
+from tests.image_runs import drawing
 
 A, B = {"digest": "0" * 32, "width": 8, "height": 4}, {"digest": "1" * 32, "width": 5, "height": 6}
 
 
-def test_a_picture_is_described_by_its_size_and_digest() -> None:
+def test_an_image_is_described_by_its_size_and_digest() -> None:
     image = drawing(1, (30, 20))
     digest = hashlib.blake2b(image, digest_size=16).hexdigest()
     assert described([image]) == [{"digest": digest, "width": 30, "height": 20}]
-    (broken,) = described([b"no picture"])
+    (broken,) = described([b"no image"])
     assert (broken["width"], broken["height"], len(broken["digest"])) == (None, None, 32)
     assert in_words(broken) == "[image]"
 
@@ -51,7 +51,7 @@ def test_markers_of_the_prompt_are_worded_and_no_others() -> None:
     assert worded_last("No marker", [A]) == "No marker"
 
 
-def test_a_picture_without_a_marker_is_not_lost() -> None:
+def test_an_image_without_a_marker_is_not_lost() -> None:
     cut = [{"role": "user", "content": "<image>Like"}, {"role": "user", "content": "x"}]
     assert [one["content"] for one in worded_messages(cut, [A, B])] == ["[image 8 x 4]Like [image 5 x 6]", "x"]
     assert shared_out([{"role": "user", "content": "x"}], [A]) == [[A]]

@@ -32,52 +32,57 @@ def test_what_was_prepared_is_what_the_models_processor_sees(size: tuple[int, in
         9, (9,), 14, 2, 2, 784, 200704, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     )
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
-    prepared = rule.prepared(Image.fromarray(noise))
-    found = rule.inputs([prepared])
-    seen = theirs.image_processor([Image.fromarray(prepared)], return_tensors="np")
+    processed = rule.preprocess(Image.fromarray(noise))
+    found = rule.inputs([processed])
+    seen = theirs.image_processor([Image.fromarray(processed)], return_tensors="np")
     assert np.array_equal(found["image_grid_thw"], seen["image_grid_thw"])
     np.testing.assert_allclose(found["pixel_values"], seen["pixel_values"], atol=2e-6)
-    text = theirs(text="<|image_pad|>", images=[Image.fromarray(prepared)])["input_ids"]
-    assert len(np.ravel(text)) == rule.tokens(prepared.shape[1], prepared.shape[0])
+    text = theirs(text="<|image_pad|>", images=[Image.fromarray(processed)])["input_ids"]
+    assert len(np.ravel(text)) == rule.tokens(processed.shape[1], processed.shape[0])
 
 
 def test_ids_with_a_token_for_each_patch_and_back() -> None:
-    pictures = [np.zeros((56, 84, 3), np.uint8), np.zeros((112, 28, 3), np.uint8)]
-    whole = RULE.expanded([1, 9, 2, 9], [(p.shape[1], p.shape[0]) for p in pictures])
+    images = [np.zeros((56, 84, 3), np.uint8), np.zeros((112, 28, 3), np.uint8)]
+    whole = RULE.expanded([1, 9, 2, 9], [(p.shape[1], p.shape[0]) for p in images])
     assert whole == [1, *[9] * 6, 2, *[9] * 4]
-    assert RULE.collapsed(np.array(whole), pictures).tolist() == [1, 9, 2, 9]
+    assert RULE.collapsed(np.array(whole), images).tolist() == [1, 9, 2, 9]
 
 
-def test_a_shard_knows_which_span_shows_a_picture() -> None:
+def test_a_shard_knows_which_span_shows_an_image() -> None:
     one, two, three = (np.full((28, 28, 3), value, np.uint8) for value in (1, 2, 3))
     ids, drawn, log_probs = np.array([9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
     whole = Trajectory.of_prompt(ids, [one]).extended("policy", drawn, log_probs, 0, "stop")
-    whole = whole.extended("environment", np.array([9, 9], np.int32), pictures=[two, three])
-    whole = whole.extended("policy", drawn, log_probs, 1, "stop").extended("prompt", ids, pictures=[three])
+    whole = whole.extended("environment", np.array([9, 9], np.int32), images=[two, three])
+    whole = whole.extended("policy", drawn, log_probs, 1, "stop").extended("prompt", ids, images=[three])
     builder = ShardBuilder()
     builder.add(Trajectory.of_prompt(ids))
     builder.add(whole)
     back = builder.build().row(1)
     assert back.spans == whole.spans
-    assert [int(picture[0, 0, 0]) for picture in back.pictures] == [1, 2, 3, 3]
-    assert [[int(p[0, 0, 0]) for p in branch.pictures] for branch in back.branches] == [[1, 2, 3], [3]]
-    assert [int(picture[0, 0, 0]) for picture in back.branch_pictures] == [3]
-    assert len(back.until_turn(1).pictures) == 1
-    assert len(back.branches[0].without_last(1).pictures) == 3
+    assert [int(image[0, 0, 0]) for image in back.images] == [1, 2, 3, 3]
+    assert [[int(p[0, 0, 0]) for p in branch.images] for branch in back.branches] == [[1, 2, 3], [3]]
+    assert [int(image[0, 0, 0]) for image in back.branch_images] == [3]
+    assert len(back.until_turn(1).images) == 1
+    assert len(back.branches[0].without_last(1).images) == 3
 
 
-def test_a_shard_holds_a_picture_of_several_rows_once() -> None:
+def test_a_shard_holds_an_image_of_several_rows_once() -> None:
     one, other = (np.full((28, 56, 3), value, np.uint8) for value in (1, 2))
     builder = ShardBuilder()
     prompt, drawn, log_probs = np.array([9, 9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
-    for pictures in ((one,), (), (one, other), (other,)):
-        builder.add(Trajectory.of_prompt(prompt, pictures).extended("policy", drawn, log_probs, 0, "stop"))
+    for images in ((one,), (), (one, other), (other,)):
+        builder.add(Trajectory.of_prompt(prompt, images).extended("policy", drawn, log_probs, 0, "stop"))
     shard = builder.build()
     assert len(shard.pixels) == one.size + other.size
     arrays = {name: getattr(shard, name) for name in shard.__dataclass_fields__}
     older = {name: values for name, values in arrays.items() if name != "span_pictures"}
     for held in (shard, SampleShard.of_arrays(arrays), SampleShard.of_arrays(older)):
-        assert [[span.pictures for span in held.row(row).spans] for row in range(4)] == [[1, 0], [0, 0], [2, 0], [1, 0]]
-        rows = [held.row(row).pictures for row in range(4)]
-        assert [[int(picture[0, 0, 0]) for picture in row] for row in rows] == [[1], [], [1, 2], [2]]
+        assert [[span.image_count for span in held.row(row).spans] for row in range(4)] == [
+            [1, 0],
+            [0, 0],
+            [2, 0],
+            [1, 0],
+        ]
+        rows = [held.row(row).images for row in range(4)]
+        assert [[int(image[0, 0, 0]) for image in row] for row in rows] == [[1], [], [1, 2], [2]]
         assert rows[2][1].shape == other.shape

@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin
 
 from rlcli.images.row_images import BadImage
 from rlcli.images.thumbnails import data_url, thumbnail
-from tests.picture_runs import drawing, noise
+from tests.image_runs import drawing, noise
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_nothing_of_the_original_bytes_is_kept() -> None:
     assert b"script" not in thumbnail(jpeg.getvalue())
 
 
-@pytest.mark.parametrize("data", [b"", b"no picture", noise(1)[:400]], ids=["empty", "text", "truncated"])
-def test_what_is_no_picture_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"no image", noise(1)[:400]], ids=["empty", "text", "truncated"])
+def test_what_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(BadImage):
         thumbnail(data)

@@ -31,14 +31,14 @@ def saved(folder: Path, **changes: Any) -> TileRule:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("most", [1, 4, 12])
-def test_a_picture_becomes_the_tiles_of_the_models_processor(size: tuple[int, int], most: int, tmp_path: Path) -> None:
+def test_an_image_becomes_the_tiles_of_the_models_processor(size: tuple[int, int], most: int, tmp_path: Path) -> None:
     rule = saved(tmp_path, max_patches=most)
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
-    prepared = rule.prepared(Image.fromarray(noise))
-    assert prepared.shape == (*rule.fitted(*size)[::-1], 3)
+    processed = rule.preprocess(Image.fromarray(noise))
+    assert processed.shape == (*rule.fitted(*size)[::-1], 3)
     theirs = GotOcr2ImageProcessorPil.from_pretrained(tmp_path, crop_to_patches=True)
     seen = theirs([Image.fromarray(noise)], return_tensors="np")
-    assert np.array_equal(rule.inputs([prepared])["pixel_values"], seen["pixel_values"])
+    assert np.array_equal(rule.inputs([processed])["pixel_values"], seen["pixel_values"])
     text = processor(CONFIG)
     text.image_processor.max_patches = most
     given = text(text="a<IMG_CONTEXT>b", images=[Image.fromarray(noise)])["input_ids"]
@@ -48,24 +48,24 @@ def test_a_picture_becomes_the_tiles_of_the_models_processor(size: tuple[int, in
 
 def test_ids_with_the_tokens_of_tiles_and_back(tmp_path: Path) -> None:
     rule = saved(tmp_path)
-    pictures = [np.zeros((TILE * tiles, TILE, 3), np.uint8) for tiles in (1, 3)]
+    images = [np.zeros((TILE * tiles, TILE, 3), np.uint8) for tiles in (1, 3)]
     placed = [[rule.begin, *[rule.token] * (TILE_TOKENS * tiles), rule.end] for tiles in (1, 3)]
-    whole = rule.expanded([20, rule.token, rule.token, 21], [(TILE, len(one)) for one in pictures])
+    whole = rule.expanded([20, rule.token, rule.token, 21], [(TILE, len(one)) for one in images])
     assert whole == [20, *placed[0], *placed[1], 21]
-    assert rule.collapsed(np.array(whole), pictures).tolist() == [20, rule.token, rule.token, 21]
-    assert rule.positions(np.array(whole), pictures).tolist() == [*range(len(whole))]
+    assert rule.collapsed(np.array(whole), images).tolist() == [20, rule.token, rule.token, 21]
+    assert rule.positions(np.array(whole), images).tolist() == [*range(len(whole))]
 
 
 def test_files_that_disagree_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="its tiles have 28 x 28 pixels, and its tower reads"):
+    with pytest.raises(ValueError, match="its tiles have 28 x 28 pixels, and its vision encoder reads"):
         saved(tmp_path, size={"height": 28, "width": 28})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vision_feature_layer": -2}, "does not read the tower's last layer"),
-        ({"text_config": {"model_type": "llama"}}, "its text model 'llama' is not supported beside a tower"),
+        ({"vision_feature_layer": -2}, "does not read the vision encoder's last layer"),
+        ({"text_config": {"model_type": "llama"}}, "its text model 'llama' is not supported beside a vision encoder"),
     ],
 )
 def test_what_vllm_does_not_compute_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -246,24 +246,24 @@ def test_pillow_decodes_what_datasets_have(install: Install, lacks: list[str], s
     install("PIL.features", FEATURES.format(lacks=lacks))
     install("PIL.Image", "")
     install("PIL.__init__", PILLOW)
-    found = machine_checks.check_pictures()
+    found = machine_checks.check_images()
     assert (found.status, found.detail) == (status, says)
     assert ("pillow>=11.3" in found.hint) == bool(lacks)
 
 
 def test_a_pillow_that_is_broken_or_absent_is_a_warning(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("PIL.__init__", "raise ImportError('cannot import name _imaging')")
-    found = machine_checks.check_pictures()
+    found = machine_checks.check_images()
     assert found.status is Status.WARN
     assert "_imaging" in found.detail
     monkeypatch.setattr(machine_checks, "missing", lambda *modules: list(modules))
-    found = machine_checks.check_pictures()
+    found = machine_checks.check_images()
     assert (found.status, found.hint) == (Status.WARN, "pip install 'pillow>=11.3'")
 
 
 def test_a_torchvision_that_resizes_passes(install: Install) -> None:
     install("torch", ANY_TORCH + "uint8 = 0\ndef zeros(*sizes, dtype): return sizes\n")
-    install("torchvision.transforms.v2.functional", "def resize(picture, size): return size\n")
+    install("torchvision.transforms.v2.functional", "def resize(image, size): return size\n")
     assert machine_checks.check_torchvision() == machine_checks.Finding(
         "pictures (vision)", Status.PASS, "torchvision 5.17"
     )

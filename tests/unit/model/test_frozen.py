@@ -19,17 +19,17 @@ from rlcli.model.optim import build_optimizer, clip_grad_norm
 from rlcli.model.packed import PackedBatch, pack
 from rlcli.model.parallel import fsdp_sharding
 from rlcli.model.parallel.parallel_dims import ParallelDims
-from rlcli.model.tensor_names import named_weights, tower
-from tests.vision_fixtures import pictures_for, row_of, seeing
+from rlcli.model.tensor_names import named_weights, vision_modules
+from tests.vision_fixtures import images_for, model_and_rule, row_of
 
 CPU = torch.device("cpu")
 PARTS = {"vision": ("encoder", "projector"), "encoder": ("encoder",), "projector": ("projector",)}
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """A folder with a model, and how it sees pictures."""
-    lm, rule = seeing(request.param)
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A folder with a model, and its image preprocessing."""
+    lm, rule = model_and_rule(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     save_vision_model(lm, folder)
     return str(folder), rule
@@ -43,9 +43,9 @@ def part_of(name: str) -> str:
 
 
 def batch_of(rule: Any, seed: int = 0) -> PackedBatch:
-    one, two = pictures_for(rule, (2, 3), (2, 2), seed=seed)
+    one, two = images_for(rule, (2, 3), (2, 2), seed=seed)
     rows = [row_of(rule, (one,), 4), row_of(rule, (one,), 5), row_of(rule, (two,), 3)]
-    return pack([(t, p) for t, p, _ in rows], CPU, pictures=[shown for *_, shown in rows], rule=rule)
+    return pack([(t, p) for t, p, _ in rows], CPU, images=[images for *_, images in rows], rule=rule)
 
 
 def backward(policy: Any, batch: PackedBatch) -> dict[str, torch.Tensor]:
@@ -58,9 +58,9 @@ def backward(policy: Any, batch: PackedBatch) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_frozen_has_no_gradient_and_the_rest_the_same(
-    mesh: Any, seen: tuple[str, Any], part: str, dtype: torch.dtype
+    mesh: Any, model_folder: tuple[str, Any], part: str, dtype: torch.dtype
 ) -> None:
-    path, rule = seen
+    path, rule = model_folder
     how = {"dtype": dtype, "device": CPU, "mesh": mesh}
     whole, frozen = load_policy(path, **how), load_policy(path, frozen=(part,), **how)
     kept = {name for name, p in frozen.named_parameters() if not p.requires_grad}
@@ -85,18 +85,20 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_autograd_keeps_nothing_of_a_frozen_tower(mesh: Any, seen: tuple[str, Any], checkpointing: bool) -> None:
-    path, rule = seen
+def test_autograd_keeps_nothing_of_a_frozen_vision_encoder(
+    mesh: Any, model_folder: tuple[str, Any], checkpointing: bool
+) -> None:
+    path, rule = model_folder
 
     def kept(*parts: str) -> int:
-        """Storages that autograd saves within the tower's modules before its projector."""
+        """Storages that autograd saves within the vision encoder's modules before its projector."""
         how: Any = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": checkpointing}
         policy = load_policy(path, frozen=parts, **how)
         own = {p.untyped_storage().data_ptr() for p in [*policy.parameters(), *policy.buffers()]}
         within, saved = [False], set[int]()
-        seeing, *_ = tower(policy.lm)
-        first = seeing.patch_embed if hasattr(seeing, "patch_embed") else seeing.embeddings  # type: ignore[union-attr]
-        for block in [first, *(one for one in seeing.modules() if isinstance(one, GradientCheckpointingLayer))]:
+        vision_encoder, *_ = vision_modules(policy.lm)
+        first = vision_encoder.patch_embed if hasattr(vision_encoder, "patch_embed") else vision_encoder.embeddings  # type: ignore[union-attr]
+        for block in [first, *(one for one in vision_encoder.modules() if isinstance(one, GradientCheckpointingLayer))]:
             block.register_forward_pre_hook(lambda *_: within.__setitem__(0, True))
             block.register_forward_hook(lambda *_: within.__setitem__(0, False))
 
@@ -116,7 +118,7 @@ def test_autograd_keeps_nothing_of_a_frozen_tower(mesh: Any, seen: tuple[str, An
 
 
 class Learning:
-    """A model with a frozen tower and its optimizer; `step` trains it on a batch."""
+    """A model with a frozen vision encoder and its optimizer; `step` trains it on a batch."""
 
     def __init__(self, path: str, mesh: Any, dtype: torch.dtype) -> None:
         self.model = load_policy(path, dtype=dtype, device=CPU, mesh=mesh, frozen=("vision",))
@@ -135,9 +137,9 @@ class Learning:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_has_what_is_frozen_and_resumes_to_the_bit(
-    mesh: Any, seen: tuple[str, Any], tmp_path: Path, dtype: torch.dtype
+    mesh: Any, model_folder: tuple[str, Any], tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    path, rule = seen
+    path, rule = model_folder
     one = Learning(path, mesh, dtype)
     one.step(batch_of(rule))
     state = trained_state(one.trained)
@@ -172,23 +174,23 @@ def sharded(rank: int, path: str, rule: Any, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_two_ranks(seen: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_two_ranks(model_folder: tuple[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(sharded, (*seen, str(folder)), nprocs=2)
+    mp.spawn(sharded, (*model_folder, str(folder)), nprocs=2)
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "seen",
+    "model_folder",
     [kind if kind == next(iter(KINDS)) else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS],
     indirect=True,
 )
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-2), (torch.bfloat16, 0.3)])
-def test_ranks_that_share_a_frozen_tower_train_as_one(
-    mesh: Any, seen: tuple[str, Any], of_two_ranks: Path, dtype: torch.dtype, off: float
+def test_ranks_that_share_a_frozen_vision_encoder_train_as_one(
+    mesh: Any, model_folder: tuple[str, Any], of_two_ranks: Path, dtype: torch.dtype, off: float
 ) -> None:
-    path, rule = seen
+    path, rule = model_folder
     before, after = torch.load(of_two_ranks / f"{dtype}.pt")
     alone = Learning(path, mesh, dtype)
     for seed in (0, 1):

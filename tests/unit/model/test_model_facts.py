@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcli.errors import ModelError
-from rlcli.images.families import KINDS as SEEING
+from rlcli.images.families import KINDS as VISION_KINDS
 from rlcli.model.io import tied_head
 from rlcli.model.io.model_checks import check_model
 from rlcli.model.io.model_config import SUPPORTED, read_config
@@ -121,14 +121,14 @@ def test_a_config_that_cannot_be_trained_is_refused(model: Path, changes: dict[s
 @pytest.mark.parametrize(
     "kind", ["gemma3", "idefics3", "internvl_chat", "llava", "llava_next", "mllama", "paligemma", "qwen2_vl", "smolvlm"]
 )
-def test_other_models_that_see_pictures_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_other_vision_language_models_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     # As the hub has it: code of the model's own is not asked for.
     values = {"model_type": kind, "vision_config": {}, "auto_map": {"AutoConfig": "its_own.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelError) as refused:
         read_config(str(tmp_path))
     assert f"the architecture '{kind}' is not supported" in refused.value.message
-    assert refused.value.hint == f"supported vision-language models: {', '.join(SEEING)}"
+    assert refused.value.hint == f"supported vision-language models: {', '.join(VISION_KINDS)}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Datasets with pictures: from folders, from the hub and generated."""
+"""Datasets with images: from folders, from the hub and generated."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_rows_with_bad_images_are_left_out_and_counted(tmp_path: Path, converter
         prepare(converter, options, Plan(check=False))
 
 
-def test_a_picture_outside_of_the_source_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_an_image_outside_of_the_source_is_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(A)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "link.png").symlink_to("../secret.png")
@@ -127,9 +127,7 @@ def test_a_picture_outside_of_the_source_is_left_out_and_counted(tmp_path: Path)
     assert all("lies outside the data's folder" in example for example in done.steps[1].examples)
 
 
-def test_a_picture_of_a_hub_dataset_lies_in_what_was_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_a_hub_dataset_lies_in_what_was_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, secret = tmp_path / "cache", tmp_path / "secret.png"
     (cache / "datasets--me--charts").mkdir(parents=True)
     for file in (cache / "datasets--me--charts" / "a.png", secret):
@@ -165,12 +163,12 @@ def test_images_of_the_hub_stay_encoded(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("converter", [jsonl.CONVERTER, hf.CONVERTER], ids=["jsonl", "hf"])
 def test_a_column_of_images_is_mapped(tmp_path: Path, converter: Converter) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.png").write_bytes(A)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(A)
     (tmp_path / "b.png").write_bytes(B)
     parts = [{"type": "image"}, {"type": "text", "text": "Which?"}]
     rows = [
-        {"q": "Which, <image> or <image>?", "a": "1", "files": ["pictures/a.png", str(tmp_path / "b.png")]},
+        {"q": "Which, <image> or <image>?", "a": "1", "files": ["images/a.png", str(tmp_path / "b.png")]},
         {"q": [{"role": "user", "content": parts}], "a": "2", "files": "b.png"},
         {"q": "Which?", "a": "2", "files": "b.png"},
     ]
@@ -185,7 +183,7 @@ def test_a_column_of_images_is_mapped(tmp_path: Path, converter: Converter) -> N
         jsonl.prompt(rows[0] | {"files": "b.png"}, options)
 
 
-def test_equal_text_about_other_pictures_is_no_duplicate(tmp_path: Path) -> None:
+def test_equal_text_about_other_images_is_no_duplicate(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     rows = [CLEVR, CLEVR | {"image": stored(B)}, CLEVR]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "raw" / "train.parquet")
@@ -198,7 +196,7 @@ def test_equal_text_about_other_pictures_is_no_duplicate(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_files_for_trl_hold_parts_and_pictures_that_datasets_decodes(
+def test_files_for_trl_hold_parts_and_images_that_datasets_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -232,7 +230,7 @@ def test_answers_of_a_kind_are_equally_frequent(cells: int) -> None:
             assert max(found.values()) - min(found.values()) <= 1
 
 
-def test_the_answers_are_what_the_pictures_show() -> None:
+def test_the_answers_are_what_the_images_show() -> None:
     for row in rows_of(count=300, test_count=30)["train"]:
         things, words = row["scene"], row["question"].split()
         colours = Counter(thing[0] for thing in things if thing)
@@ -254,18 +252,18 @@ def test_the_number_of_things_does_not_tell_a_count() -> None:
     assert max(means) - min(means) < 0.4
 
 
-def test_a_drawn_picture_has_its_things_in_its_cells() -> None:
+def test_a_drawn_image_has_its_things_in_its_cells() -> None:
     scene = (("red", "square"), None, None, ("blue", "circle"))
-    picture = decode(shapes.drawn(scene, 20))
-    assert picture.size == (40, 40)
-    centres = [picture.getpixel((x, y)) for y in (10, 30) for x in (10, 30)]
+    image = decode(shapes.drawn(scene, 20))
+    assert image.size == (40, 40)
+    centres = [image.getpixel((x, y)) for y in (10, 30) for x in (10, 30)]
     white = (255, 255, 255)
     assert centres == [shapes.COLOURS["red"], white, white, shapes.COLOURS["blue"]]
     assert len({shapes.drawn(((colour, shape),), 28) for colour in shapes.COLOURS for shape in shapes.SHAPES}) == 15
 
 
 @pytest.mark.parametrize("cells", [2, 3])
-def test_no_picture_is_in_both_splits_and_a_seed_repeats(cells: int) -> None:
+def test_no_image_is_in_both_splits_and_a_seed_repeats(cells: int) -> None:
     def done(seed: int) -> dict[str, list[Prompt]]:
         return prepare(shapes.CONVERTER, ConvertOptions(count=300, test_count=100, seed=seed, cells=cells)).splits
 

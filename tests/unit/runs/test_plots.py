@@ -91,14 +91,14 @@ def test_a_running_mean_is_the_mean_of_what_came_before(values: list[float], win
     ],
     ids=["a run", "one step", "odd rewards"],
 )
-def test_the_picture_is_a_png_with_the_curve_on_it(
+def test_the_image_is_a_png_with_the_curve_on_it(
     rewards: Sequence[float], evaluations: Mapping[int, tuple[float, float, float]], tmp_path: Path
 ) -> None:
     path = tmp_path / "reward.png"
     reward_curve_png(path, range(1, len(rewards) + 1), rewards, evaluations)
-    picture = matplotlib.image.imread(path)
-    assert picture.shape[:2] == (675, 1200)
-    red, blue = picture[..., 0] - picture[..., 2] > 0.4, picture[..., 2] - picture[..., 0] > 0.2
+    image = matplotlib.image.imread(path)
+    assert image.shape[:2] == (675, 1200)
+    red, blue = image[..., 0] - image[..., 2] > 0.4, image[..., 2] - image[..., 0] > 0.2
     assert blue.any()
     assert red.any() == bool(evaluations)
     if len(rewards) == 60:  # the line runs from the lower left to the upper right

@@ -13,7 +13,7 @@ from rlcli.data.sample_files import sample_row, write_samples
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.tracking.tracked_samples import FIRST_MESSAGES, LAST_MESSAGES, MESSAGE_CHARACTERS, MOST, tracked_samples
 from rlcli.types import Outcome, Prompt, Verdict
-from tests.picture_runs import drawing
+from tests.image_runs import drawing
 from tests.tracker_conformance import write_step
 
 
@@ -58,7 +58,7 @@ def test_long_texts_and_conversations_are_cut(folder: RunFolder) -> None:
     assert sample.messages[-1]["content"] == "49"
 
 
-def test_pictures_are_named_by_their_sizes(folder: RunFolder) -> None:
+def test_images_are_named_by_their_sizes(folder: RunFolder) -> None:
     prompt = Prompt("p:train:0", ({"role": "user", "content": "<image>Q"},), "p", "", "exact", "1", {}, (drawing(0),))
     counts: dict[str, Any] = {"prompt_tokens": 1, "response_tokens": None, "finish_reason": "stop"}
     rows = [sample_row(prompt, 0, "<image>", Verdict(0.0, Outcome.NO_ANSWER), **counts)]

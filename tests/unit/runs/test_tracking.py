@@ -343,7 +343,7 @@ KEEP = """
         assert [one.score for one in samples] == [0.0, 1.0], samples
         self.given = [*getattr(self, 'given', []), [step, name]]
         (self.run.folder / 'samples.json').write_text(json.dumps(self.given))
-    def picture(self, name, file):
+    def image(self, name, file):
         import json
         (self.run.folder / 'samples.json').write_text(json.dumps([*self.given, [name, file.read_text()]]))
 """
@@ -383,7 +383,7 @@ def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
         trackers.log(step, {"reward/mean": 0.5} | ({"eval/pass@1": 0.5} if step in (0, 7) else {}))
     trackers.amend(21, {"eval/pass@1": 0.5})
     (folder.path / "reward.png").write_bytes(b"PNG")
-    trackers.picture("reward", folder.path / "reward.png")
+    trackers.image("reward", folder.path / "reward.png")
     trackers.close()
     assert warnings == []
     assert json.loads((folder.path / "samples.json").read_text()) == [
@@ -411,7 +411,7 @@ def test_a_tracker_that_fails_on_samples_keeps_its_metrics(
     assert seen(folder) == "([1, 2], False)"
 
 
-def test_a_tracker_without_samples_and_pictures_is_not_asked(
+def test_a_tracker_without_samples_and_images_is_not_asked(
     folder: RunFolder, warnings: list[str], tracker: Made, tmp_path: Path
 ) -> None:
     """A plugin of before: it need not even inherit from `Tracker`."""
@@ -421,7 +421,7 @@ def test_a_tracker_without_samples_and_pictures_is_not_asked(
     trackers = open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
     write_step(folder, 1)
     trackers.log(1, {"reward/mean": 0.5})
-    trackers.picture("reward", folder.path / "reward.png")
+    trackers.image("reward", folder.path / "reward.png")
     trackers.close()
     assert warnings == []
     assert seen(folder) == "([1], False)"

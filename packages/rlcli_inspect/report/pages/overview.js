@@ -46,7 +46,7 @@ R.leftOut = (run) => {
     .filter(([, one]) => !one.all)
     .map(([kind, one]) => `${kind === "samples" ? "Samples" : "Evaluation samples"} of ${R.count(one.steps)} of ${R.count(one.of)} steps are in this report: the first, the last and evenly spaced ones` + (one.groups < one.of_groups ? `; of these steps, ${R.count(one.groups)} of ${R.count(one.of_groups)} groups, in the order of the files.` : "."));
   const { pieces, unshown } = R.source.data.pictures[run];
-  if (unshown) lines.push(`${R.count(Object.keys(pieces).length)} of ${R.plural(Object.keys(pieces).length + unshown, "picture")} of these samples are in this report: each of the others has its reason beside it.`);
+  if (unshown) lines.push(`${R.count(Object.keys(pieces).length)} of ${R.plural(Object.keys(pieces).length + unshown, "image")} of these samples are in this report: each of the others has its reason beside it.`);
   return lines.length ? R.h("aside.notes.quiet", {}, lines.map((line) => R.h("p", {}, line)), R.h("p", {}, "rlcli view RUN shows all.")) : null;
 };
 

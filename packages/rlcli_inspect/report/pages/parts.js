@@ -40,7 +40,7 @@ R.message = (message, { drawn = false, mark = "", most, score = null } = {}) => 
   const head = R.h("header", {}, R.h("b", {}, R.text(name)), message.name ? R.h("code", {}, R.text(message.name)) : null, R.known(score) ? R.h("span", {}, "turn reward ", R.h("b.figure", {}, R.signed(score))) : null);
   const body = [];
   if (message.reasoning_content) body.push(R.h("details", {}, R.h("summary", {}, "Reasoning"), R.prose(message.reasoning_content, { mark, most })));
-  if (message.images) body.push(R.withPictures(message.content || "", message.images, { mark, most, missing: message.content_left_out }));
+  if (message.images) body.push(R.withImages(message.content || "", message.images, { mark, most, missing: message.content_left_out }));
   else if (message.content || !message.tool_calls) body.push(R.prose(message.content, { mark, most, missing: message.content_left_out }));
   for (const call of Array.isArray(message.tool_calls) ? message.tool_calls : []) body.push(R.toolCall(call));
   return R.h(`article.message.${drawn ? "drawn" : "given"}`, {}, head, body);

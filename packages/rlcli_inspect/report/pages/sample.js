@@ -114,7 +114,7 @@ R.firstTokens = (text) => {
   while (count < Math.min(text.length, R.MOST_TOKENS) && (length += text[count].length) <= R.MOST_CHARACTERS) count++;
   return count;
 };
-// Where tokens begin, and how many equal ones are shown as one: a picture in a prompt has hundreds of the same token.
+// Where tokens begin, and how many equal ones are shown as one: an image in a prompt has hundreds of the same token.
 R.LEAST_EQUAL = 8;
 R.tokenRuns = (text, drawn) => {
   const runs = [];

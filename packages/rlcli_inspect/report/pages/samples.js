@@ -103,7 +103,7 @@ R.sampleItem = (row, wanted) => {
     { tabindex: -1 },
     R.h("a.cover", { href: R.link("sample", place), "aria-label": `sample ${row.sample} of step ${row.step}` }),
     R.h("div.badges", {}, R.h("span.fact", {}, `step ${row.step}`), R.badges(row), row.tokens ? R.h("span.pill", {}, "tokens") : null, R.h("span.push", {}), R.h("span.fact", {}, R.h("a", { href: R.link("group", { ...place, sample: null }) }, "group"), " ", R.h("a", { href: R.link("prompt", { kind: wanted.kind, prompt: row.prompt_id }) }, "prompt"))),
-    row.images?.length ? R.h("div.pictures.small", {}, row.images.slice(0, R.MOST_LISTED).map((image, place) => R.picture(image, { plain: true, place, count: row.images.length })), row.images.length > R.MOST_LISTED ? R.h("span.faint", {}, `and ${row.images.length - R.MOST_LISTED} more`) : null) : null,
+    row.images?.length ? R.h("div.images.small", {}, row.images.slice(0, R.MOST_LISTED).map((image, place) => R.image(image, { plain: true, place, count: row.images.length })), row.images.length > R.MOST_LISTED ? R.h("span.faint", {}, `and ${row.images.length - R.MOST_LISTED} more`) : null) : null,
     R.h("p.asked", { dir: "auto" }, R.text(row.images?.length ? row.prompt.replaceAll("\n", " ") : row.prompt, wanted.text)),
     R.h("p.answered", { dir: "auto" }, row.response ? R.text(row.response, wanted.text) : R.h("span.faint", {}, "empty response")),
   );

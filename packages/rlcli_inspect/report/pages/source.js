@@ -143,7 +143,7 @@ class ReportSource {
     };
   }
 
-  async picture(run, { digest }) {
+  async image(run, { digest }) {
     const own = this.data.pictures[run];
     if (!Object.hasOwn(own.pieces, digest)) return { problem: own.reasons[own.problems[digest] ?? 0] };
     return { src: (await this.piece(run, "pictures", own.pieces[digest]))[digest] };

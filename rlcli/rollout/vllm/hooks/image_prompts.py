@@ -1,4 +1,4 @@
-"""Prompts with pictures, as vLLM takes them."""
+"""Prompts with images, as vLLM takes them."""
 
 from __future__ import annotations
 
@@ -17,61 +17,64 @@ if TYPE_CHECKING:
     from rlcli.rollout.engine import EngineSpec
     from rlcli.rollout.vllm.vllm_types import Llm
 
-    Pictures = Sequence[UInt8[np.ndarray, "height width 3"]]
+    Images = Sequence[UInt8[np.ndarray, "height width 3"]]
 
 NEVER = -100.0
 """Added to the logits of tokens that are not drawn; vLLM takes no less."""
 
 
 def settings(spec: EngineSpec) -> dict[str, object]:
-    """No cache of processed pictures: a picture is seen by the samples of one group, whose prefix is cached. No pass
-    over the largest picture to measure memory on CPUs, where nothing is measured."""
+    """No cache of processed images: an image belongs to the samples of one group, whose prefix is cached. No pass
+    over the largest image to measure memory on CPUs, where nothing is measured."""
     return {
-        "limit_mm_per_prompt": {"image": max(1, spec.pictures), "video": 0},
+        "limit_mm_per_prompt": {"image": max(1, spec.max_images), "video": 0},
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": spec.device == "cpu",
     }
 
 
-class ProcessedPictures(NamedTuple):
-    """Pictures of a prompt in the form of vLLM's processor."""
+class ProcessedImages(NamedTuple):
+    """Images of a prompt in the form of vLLM's processor."""
 
     items: MultiModalKwargsItems
     """What the model takes of them."""
     hashes: list[str]
-    """Hash of each picture, for vLLM's caches."""
+    """Hash of each image, for vLLM's caches."""
 
 
 class Prompts:
-    """Makes prompts for one engine. llm: vLLM's. rule: how its model sees pictures, if it does. Raises `SetupError` if
-    this vLLM does not take what the model needs."""
+    """Makes prompts for one engine. llm: vLLM's. rule: image preprocessing of its model, if it takes images. Raises
+    `SetupError` if this vLLM does not take what the model needs."""
 
     def __init__(self, llm: Llm, rule: ImageRule | None) -> None:
         self._renderer, self._rule = getattr(llm.llm_engine, "renderer", None), rule
         completes = rule is not None and rule.engine_inputs([rule.blank]) is not None
         if completes and not hasattr(self._renderer, "get_mm_processor"):
-            raise SetupError("this release of vLLM takes no tiles of pictures", "pip install 'vllm==0.32.*'")
-        self._last: tuple[Pictures, ProcessedPictures | None] = ((), None)
+            raise SetupError("this release of vLLM takes no tiles of images", "pip install 'vllm==0.32.*'")
+        self._last: tuple[Images, ProcessedImages | None] = ((), None)
 
-    def of(self, ids: Int32[np.ndarray, " T"], pictures: Pictures) -> dict[str, object]:
-        """A prompt with prepared pictures: ids has as many placeholders as they have tokens."""
-        if not pictures:
+    def of(self, ids: Int32[np.ndarray, " T"], images: Images) -> dict[str, object]:
+        """A prompt with processed images: ids has as many placeholders as they have tokens."""
+        if not images:
             return {"prompt_token_ids": ids.tolist()}
         assert self._rule is not None, "refused before the run starts"
-        if self._last[0] is not pictures:  # the samples of a group come one after another, with the same ones
-            self._last = pictures, self._processed(self._rule, pictures)
+        if self._last[0] is not images:  # the samples of a group come one after another, with the same ones
+            self._last = images, self._processed(self._rule, images)
         processed = self._last[1]
         if processed is not None:
-            return self._complete(self._rule, ids, pictures, processed)
+            return self._complete(self._rule, ids, images, processed)
         from PIL import Image
 
-        # One placeholder a picture, which vLLM's processor repeats itself.
-        images = [Image.fromarray(picture) for picture in pictures]
-        return {"prompt_token_ids": self._rule.collapsed(ids, pictures).tolist(), "multi_modal_data": {"image": images}}
+        # One placeholder an image, which vLLM's processor repeats itself.
+        pil_images = [Image.fromarray(image) for image in images]
+        return {
+            "prompt_token_ids": self._rule.collapsed(ids, images).tolist(),
+            "multi_modal_data": {"image": pil_images},
+        }
 
-    def _processed(self, rule: ImageRule, pictures: Pictures) -> ProcessedPictures | None:
+    def _processed(self, rule: ImageRule, images: Images) -> ProcessedImages | None:
         """None if vLLM is to process them itself."""
-        engine_inputs = rule.engine_inputs(pictures)
+        engine_inputs = rule.engine_inputs(images)
         if engine_inputs is None:
             return None
         from torch import from_numpy
@@ -81,19 +84,18 @@ class Prompts:
         inputs = BatchFeature({name: from_numpy(values) for name, values in engine_inputs.items()})
         assert self._renderer is not None, "refused when the engine started"
         fields = self._renderer.get_mm_processor()._get_mm_fields_config(inputs, {})
-        hashes = [hashlib.blake2b(picture.tobytes(), digest_size=16).hexdigest() for picture in pictures]
-        return ProcessedPictures(MultiModalKwargsItems.from_hf_inputs(inputs, fields), hashes)
+        hashes = [hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest() for image in images]
+        return ProcessedImages(MultiModalKwargsItems.from_hf_inputs(inputs, fields), hashes)
 
     def _complete(
-        self, rule: ImageRule, ids: Int32[np.ndarray, " T"], pictures: Pictures, processed: ProcessedPictures
+        self, rule: ImageRule, ids: Int32[np.ndarray, " T"], images: Images, processed: ProcessedImages
     ) -> dict[str, object]:
         """A prompt that vLLM takes as it is."""
         from vllm.multimodal.inputs import PlaceholderRange
 
-        counts = [rule.tokens(picture.shape[1], picture.shape[0]) for picture in pictures]
+        counts = [rule.tokens(image.shape[1], image.shape[0]) for image in images]
         placeholders = [
-            PlaceholderRange(*start_and_count)
-            for start_and_count in zip(rule.starts(ids, pictures), counts, strict=True)
+            PlaceholderRange(*start_and_count) for start_and_count in zip(rule.starts(ids, images), counts, strict=True)
         ]
         return {
             "type": "multimodal",

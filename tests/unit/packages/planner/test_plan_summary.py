@@ -10,7 +10,7 @@ import pytest
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.launch.memory_auto import planned, with_sizes_for_cpus
 from rlcli_planner.launch.plan_summary import estimates, setting_of_run, summary
-from rlcli_planner.run_setting import Shown
+from rlcli_planner.run_setting import ImageStats
 
 from rlcli.config.load import resolve
 from rlcli.data.prompts.parquet_schema import row, write_rows
@@ -137,7 +137,7 @@ def test_sizes_of_a_run_follow_the_memory_of_the_machine(
     ("kind", "tokens", "size"),
     [("qwen2_5_vl", 9, "0.677 MB"), ("internvl", 20, "1.51 MB")],  # 3 × 3 tokens; 2 × 2 tiles and the small version
 )
-def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
+def test_a_plan_counts_the_images_of_the_data_by_their_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int, size: str
 ) -> None:
     from rlcli.images import decoding
@@ -151,13 +151,13 @@ def test_a_plan_counts_the_pictures_of_the_data_by_their_headers(
     write_splits(tmp_path / "data", prepare(converter_named("shapes"), options, Plan(check=False)).splits, {}, "verl")
 
     def decode(data: bytes) -> None:
-        raise AssertionError("a plan decodes no picture")
+        raise AssertionError("a plan decodes no image")
 
     monkeypatch.setattr(decoding, "decode", decode)
     flags = {"model.path": str(model), "data.path": str(tmp_path / "data")}
     notes: list[str] = []
     found, rows = planned("grpo", flags, ["model.freeze=encoder", "data.max_prompt_tokens=64"], "cpu", notes.append)
-    assert found.setting.shown == Shown(tokens, 1.0)
+    assert found.setting.image_stats == ImageStats(tokens, 1.0)
     assert found.setting.prompt_tokens > tokens + 10
     assert dict(rows)["pictures"] == f"at most 1 a prompt; {tokens} tokens of a mean prompt, {size} of pixels a step"
     assert f"{found.setting.pixel_bytes / 1e6:.3g} MB" == size

@@ -498,7 +498,7 @@ def test_any_sum_is_a_number_or_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(("given", "frozen"), [("True", ["vision"]), ("False", [])])
-def test_a_frozen_tower_of_verl_is_frozen_here(tmp_path: Path, given: str, frozen: list[str]) -> None:
+def test_a_frozen_vision_encoder_of_verl_is_frozen_here(tmp_path: Path, given: str, frozen: list[str]) -> None:
     text = (FOREIGN / "verl_grpo.sh").read_text().rstrip()
     more = f" \\\n    actor_rollout_ref.actor.freeze_vision_tower={given}\n"
     found = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + more))

@@ -62,10 +62,10 @@ def nothing() -> None:
 
 MORE = [nothing]
 '''
-SEEING = '''
+IMAGE_ENVIRONMENT = '''
 class Look:
     def reset(self):
-        return [{"type": "image", "image": PICTURE}, {"type": "text", "text": "Where?"}]
+        return [{"type": "image", "image": IMAGE}, {"type": "text", "text": "Where?"}]
 
     def look(self, at: int) -> list:
         """Looks.
@@ -73,7 +73,7 @@ class Look:
         Args:
             at: where
         """
-        return [{"type": "image", "image": PICTURE}, {"type": "text", "text": f"at {at}"}]
+        return [{"type": "image", "image": IMAGE}, {"type": "text", "text": f"at {at}"}]
 '''
 ROW = {
     "messages": [{"role": "user", "content": "Please."}],
@@ -143,11 +143,11 @@ def test_an_environment_of_trl_has_its_methods_as_tools(foreign: Path) -> None:
     assert [(reply.reward, reply.done) for reply in replies] == [(1.0, False), (0.0, False), (0.0, True)]
 
 
-def test_an_environment_of_trl_shows_pictures(foreign: Path, tmp_path: Path) -> None:
+def test_an_environment_of_trl_shows_images(foreign: Path, tmp_path: Path) -> None:
     """Its `reset` and its tools return parts of a content, as TRL takes them."""
-    seeing = tmp_path / "seeing.py"
-    seeing.write_text(SEEING.replace("PICTURE", repr(encoded(1))))
-    with EnvironmentHost(EnvironmentSpec("trl", {"factory": f"{seeing}:Look"})) as host:
+    module = tmp_path / "module.py"
+    module.write_text(IMAGE_ENVIRONMENT.replace("IMAGE", repr(encoded(1))))
+    with EnvironmentHost(EnvironmentSpec("trl", {"factory": f"{module}:Look"})) as host:
         opening, replies = play(host, ROW, 0, said("", ("look", {"at": 2})))
     assert opening.messages[0]["content"] == "Please.<image>Where?"
     assert [one["width"] for one in opening.messages[0]["images"]] == [84]
@@ -155,7 +155,7 @@ def test_an_environment_of_trl_shows_pictures(foreign: Path, tmp_path: Path) -> 
     assert replies[0].messages[0]["content"] == "<image>at 2"
 
 
-def test_the_pictures_of_verls_tools_are_parts() -> None:
+def test_the_images_of_verls_tools_are_parts() -> None:
     content = runpy.run_path(EnvironmentSpec("verl_tools", python=sys.executable).target.rpartition(":")[0])["_content"]
     response = SimpleNamespace(text="two", image=["a", "b"], video=None)  # as its `ToolResponse`
     assert [part.get("image") or part["text"] for part in content(response)] == ["a", "b", "two"]

@@ -50,7 +50,7 @@ def test_some_answers_name_each_cell_and_others_are_guesses(data: Path) -> None:
     assert abs(shares[LOOKS] - (1 - GUESSES)) < 0.06
 
 
-def test_the_loss_is_the_models_own_with_each_rows_picture(data: Path) -> None:
+def test_the_loss_is_the_models_own_with_each_rows_image(data: Path) -> None:
     lessons = Shapes(data)
     processor, batches = lessons.prepare(0)
     model = lessons.model(processor, module.SIZES).eval()

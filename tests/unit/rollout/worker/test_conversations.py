@@ -300,7 +300,7 @@ def test_a_crash_costs_others_of_its_process_no_try(engine: TransformersEngine, 
 
 
 def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, model: Path) -> None:
-    """Its prompt may have pictures, and a generation in slices lasts as long as the run."""
+    """Its prompt may have images, and a generation in slices lasts as long as the run."""
     stops, config = engine.spec.stop_token_ids, config_of(model)
     with Environments(config, [config.environment.name], load_tokenizer(str(model)), stops) as environments:
         conversations = Conversations(environments, 0, ordered=True)

@@ -1,4 +1,4 @@
-"""Many pictures take bounded memory: encoded ones are mapped from a file, and one at a time is decoded."""
+"""Many images take bounded memory: encoded ones are mapped from a file, and one at a time is decoded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prompt(number: int) -> Prompt:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("pictures") / "train.parquet"
+    file = tmp_path_factory.mktemp("images") / "train.parquet"
     write_prompts(file, map(prompt, range(COUNT)))
     return file
 
@@ -63,7 +63,7 @@ def allocated(file: Path) -> tuple[PromptTable, int]:
 
 
 @pytest.mark.long
-def test_pictures_are_mapped_from_a_file_that_leaves_nothing(
+def test_images_are_mapped_from_a_file_that_leaves_nothing(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = sum(len(png(number)) for number in range(COUNT))
@@ -77,7 +77,7 @@ def test_pictures_are_mapped_from_a_file_that_leaves_nothing(
     assert [one.images for one in mapped] == [(png(number),) for number in range(COUNT)]
 
 
-def test_without_room_for_the_file_pictures_are_kept_in_memory(
+def test_without_room_for_the_file_images_are_kept_in_memory(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -88,7 +88,7 @@ def test_without_room_for_the_file_pictures_are_kept_in_memory(
     assert read_prompts(data, "train")[7].images == (png(7),)
 
 
-def test_row_groups_are_small_and_a_picture_is_not_copied_to_write_it(data: Path) -> None:
+def test_row_groups_are_small_and_an_image_is_not_copied_to_write_it(data: Path) -> None:
     assert pq.read_metadata(data).row_group(0).num_rows == IMAGE_ROWS
     before, image = pa.total_allocated_bytes(), bytes(1 << 20)
     column = image_column([[image], [image, b"x"], [], [b""]])
@@ -97,8 +97,8 @@ def test_row_groups_are_small_and_a_picture_is_not_copied_to_write_it(data: Path
     assert found == [[image], [image, b"x"], [], [b""]]
 
 
-def test_one_picture_at_a_time_is_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the driver decodes to tokenize, and of the encoded pictures that it holds as bytes."""
+def test_one_image_at_a_time_is_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the driver decodes to tokenize, and of the encoded images that it holds as bytes."""
     decode, live, most = decoding.decode, [0], [0, 0]
     opened = PromptTable._images
 
@@ -128,13 +128,13 @@ def test_one_picture_at_a_time_is_decoded(data: Path, monkeypatch: pytest.Monkey
     found = TokenizedPrompts.tokenize(rows, vision_tokenizer(), 10_000, rule=rule)
     assert len(found) == COUNT
     assert most[0] <= 2
-    assert max(chunks) == tokenized_prompts.PICTURED_AT_ONCE
+    assert max(chunks) == tokenized_prompts.IMAGE_ROWS_AT_ONCE
     assert most[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_spells_the_token_of_a_picture_is_left_out(kind: str) -> None:
-    """It would stand for a picture that is not there, or take the place of one that is."""
+def test_a_text_that_spells_the_token_of_an_image_is_left_out(kind: str) -> None:
+    """It would stand for an image that is not there, or take the place of one that is."""
     tokenizer, rule = vision_tokenizer(kind), image_rule(vision_config(kind))
     (spelled, *_) = tokenizer.convert_ids_to_tokens(list(rule.never))
 
@@ -145,5 +145,5 @@ def test_a_text_that_spells_the_token_of_a_picture_is_left_out(kind: str) -> Non
     found = TokenizedPrompts.tokenize(rows, tokenizer, max_prompt_tokens=4000, rule=rule)
     assert [prompt.id for prompt in found.prompts] == ["row:0", "row:3"]
     assert found.bad_images == 2
-    with pytest.raises(DataError, match="their texts have tokens that stand for pictures"):
+    with pytest.raises(DataError, match="their texts have tokens that stand for images"):
         TokenizedPrompts.tokenize(rows[1:2], tokenizer, max_prompt_tokens=4000, rule=rule)

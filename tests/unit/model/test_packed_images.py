@@ -16,8 +16,8 @@ from rlcli.model.logprobs import token_log_probs
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
 from rlcli.model.packed import PackedBatch, dummy, pack
 from rlcli.model.policy import PolicyModel
-from rlcli.model.tensor_names import named_weights, tower
-from tests.vision_fixtures import Seen, padded_log_probs, pictures_for, row_of, seeing
+from rlcli.model.tensor_names import named_weights, vision_modules
+from tests.vision_fixtures import ImageRow, images_for, model_and_rule, padded_log_probs, row_of
 
 CPU = torch.device("cpu")
 
@@ -26,21 +26,21 @@ def policy_of(lm: torch.nn.Module) -> PolicyModel:
     return PolicyModel(copy.deepcopy(lm), dtype=torch.float32, source="tiny")
 
 
-def packed(rule: object, rows: list[Seen]) -> PackedBatch:
-    return pack([(tokens, prompt) for tokens, prompt, _ in rows], CPU, pictures=[p for *_, p in rows], rule=rule)  # type: ignore[arg-type]
+def packed(rule: object, rows: list[ImageRow]) -> PackedBatch:
+    return pack([(tokens, prompt) for tokens, prompt, _ in rows], CPU, images=[p for *_, p in rows], rule=rule)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
-    lm, rule = seeing(kind)
-    one, two, other, last = pictures_for(rule, (2, 3), (3, 2), (2, 3), (1, 1))
-    # Two samples of one prompt; another picture of the same size, so with the same tokens; two pictures; none.
+def test_packed_equals_padded_with_images_and_without(kind: str) -> None:
+    lm, rule = model_and_rule(kind)
+    one, two, other, last = images_for(rule, (2, 3), (3, 2), (2, 3), (1, 1))
+    # Two samples of one prompt; another image of the same size, so with the same tokens; two images; none.
     sets = [(one,), (one,), (other,), (two, last), ()]
-    rows = [row_of(rule, pictures, 3 + number) for number, pictures in enumerate(sets)]
+    rows = [row_of(rule, images, 3 + number) for number, images in enumerate(sets)]
     batch = packed(rule, rows)
     for name, values in rule.inputs([one, other, two, last]).items():
-        same = torch.equal(batch.shown[name], torch.tensor(values))
-        assert same, "a shared prompt's picture is seen once; one that only looks alike by itself"
+        same = torch.equal(batch.image_inputs[name], torch.tensor(values))
+        assert same, "a shared prompt's image is seen once; one that only looks alike by itself"
     policy = policy_of(lm)
     expected = padded_log_probs(lm, rule, rows)
     found = policy(batch).log_probs
@@ -50,53 +50,53 @@ def test_packed_equals_padded_with_pictures_and_without(kind: str) -> None:
     for (name, own), plain in zip(policy.lm.named_parameters(), lm.parameters(), strict=True):
         if plain.grad is not None:
             torch.testing.assert_close(own.grad, plain.grad, rtol=1e-3, atol=1e-4, msg=name)
-    for part in tower(policy.lm):
+    for part in vision_modules(policy.lm):
         assert any(weight.grad is not None and weight.grad.any() for weight in part.parameters())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pictures_that_come_later_are_each_samples_own(kind: str) -> None:
-    """In a conversation: two samples share a prompt with a picture, and each is shown another one after its turn."""
-    lm, rule = seeing(kind)
-    asked, *later = pictures_for(rule, (2, 3), (1, 2), (1, 2), (2, 2))
-    rows: list[Seen] = []
+def test_images_that_come_later_are_each_samples_own(kind: str) -> None:
+    """In a conversation: two samples share a prompt with an image, and each is shown another one after its turn."""
+    lm, rule = model_and_rule(kind)
+    asked, *later = images_for(rule, (2, 3), (1, 2), (1, 2), (2, 2))
+    rows: list[ImageRow] = []
     masks = []
-    for shown in ((later[0],), (later[1], later[2]), ()):
+    for images in ((later[0],), (later[1], later[2]), ()):
         tokens, prompt, _ = row_of(rule, (asked,), 3)
-        more = [row_of(rule, (picture,), 2)[0] for picture in shown]
+        more = [row_of(rule, (image,), 2)[0] for image in images]
         whole = np.concatenate([tokens, *more])
         mask: np.ndarray = np.zeros(len(whole), bool)
         ends = np.cumsum([len(tokens), *map(len, more)])
         for end, count in zip(ends, [3, *[2] * len(more)], strict=True):
             mask[end - count : end] = True
-        rows.append((whole, prompt, (asked, *shown)))
+        rows.append((whole, prompt, (asked, *images)))
         masks.append(mask)
     given = [(tokens, prompt) for tokens, prompt, _ in rows]
-    batch = pack(given, CPU, masks, pictures=[pictures for *_, pictures in rows], rule=rule)
+    batch = pack(given, CPU, masks, images=[images for *_, images in rows], rule=rule)
     assert batch.tokens == sum(map(len, masks)) - 2 * rows[0][1], "their prompt is stored once"
     for name, values in rule.inputs([asked, *later]).items():
-        assert torch.equal(batch.shown[name], torch.tensor(values))
+        assert torch.equal(batch.image_inputs[name], torch.tensor(values))
     every = [padded_log_probs(lm, rule, [row])[mask[row[1] :]] for row, mask in zip(rows, masks, strict=True)]
     torch.testing.assert_close(policy_of(lm)(batch).log_probs, torch.cat(every), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_picture_gives_other_log_probs(kind: str) -> None:
-    lm, rule = seeing(kind)
-    one, other = pictures_for(rule, (2, 3), (2, 3))
-    found = [policy_of(lm)(packed(rule, [row_of(rule, (picture,), 6)])).log_probs for picture in (one, other)]
+def test_another_image_gives_other_log_probs(kind: str) -> None:
+    lm, rule = model_and_rule(kind)
+    one, other = images_for(rule, (2, 3), (2, 3))
+    found = [policy_of(lm)(packed(rule, [row_of(rule, (image,), 6)])).log_probs for image in (one, other)]
     assert (found[0] - found[1]).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pack_without_pictures_gives_the_tower_a_gradient_of_0(kind: str) -> None:
+def test_a_pack_without_images_gives_the_vision_encoder_a_gradient_of_0(kind: str) -> None:
     """Ranks that share its weights reduce their gradients in each pass, whatever each of them sees."""
-    lm, rule = seeing(kind)
+    lm, rule = model_and_rule(kind)
     policy, row = policy_of(lm), row_of(rule, (), 5)
     found = policy(packed(rule, [row])).log_probs
     torch.testing.assert_close(found, padded_log_probs(lm, rule, [row]), rtol=0, atol=5e-6)
     found.sum().backward()
-    for weight in (weight for part in tower(policy.lm) for weight in part.parameters()):
+    for weight in (weight for part in vision_modules(policy.lm) for weight in part.parameters()):
         assert weight.grad is not None
         assert not weight.grad.any()
     assert policy(dummy(CPU, rule)).log_probs.shape == (0,)
@@ -104,18 +104,18 @@ def test_a_pack_without_pictures_gives_the_tower_a_gradient_of_0(kind: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_in_the_decoder_alone(kind: str) -> None:
-    lm, _ = seeing(kind)
+    lm, _ = model_and_rule(kind)
     shape = shape_of(lm.config)
     assert shape.parameters == sum(weight.numel() for weight in lm.parameters())
     add_lora(lm, LoraSpec(2, 4.0), "base", meta=False)
     adapted = [weight.numel() for name, weight in lm.named_parameters() if is_adapter(name)]
-    assert not any(is_adapter(name) for part in tower(lm) for name, _ in part.named_parameters())
+    assert not any(is_adapter(name) for part in vision_modules(lm) for name, _ in part.named_parameters())
     assert sum(adapted) == shape.adapter_parameters(2, "all-linear")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_are_read_by_the_names_that_transformers_writes(kind: str, tmp_path: Path) -> None:
-    lm, _ = seeing(kind)
+    lm, _ = model_and_rule(kind)
     lm.save_pretrained(tmp_path)
     files = WeightFiles.find(str(tmp_path), tied=True, kind=kind)
     assert files is not None
@@ -125,7 +125,7 @@ def test_files_are_read_by_the_names_that_transformers_writes(kind: str, tmp_pat
 
 
 def test_tiles_are_seen_beside_either_text_model() -> None:
-    lm, rule = seeing("internvl")
+    lm, rule = model_and_rule("internvl")
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     sizes = {name: getattr(lm.config.text_config, name) for name in names}
     config = copy.deepcopy(lm.config)
@@ -133,21 +133,21 @@ def test_tiles_are_seen_beside_either_text_model() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lm = type(lm)(config).eval()
-    one, two = pictures_for(rule, (2, 3), (1, 1))
-    rows = [row_of(rule, pictures, 5) for pictures in ((one,), (one, two), ())]
+    one, two = images_for(rule, (2, 3), (1, 1))
+    rows = [row_of(rule, images, 5) for images in ((one,), (one, two), ())]
     found = policy_of(lm)(packed(rule, rows)).log_probs
     torch.testing.assert_close(found, padded_log_probs(lm, rule, rows), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, rule in KINDS.items() if rule is PatchRule])
 def test_positions_are_those_of_transformers(kind: str) -> None:
-    lm, rule = seeing(kind)
+    lm, rule = model_and_rule(kind)
     for sizes in ([(2, 3)], [(4, 1), (1, 4)], [(1, 1), (3, 3), (2, 5)]):
-        tokens, _, pictures = row_of(rule, tuple(pictures_for(rule, *sizes)), 4)
-        grid = torch.tensor(rule.inputs(pictures)["image_grid_thw"])
+        tokens, _, images = row_of(rule, tuple(images_for(rule, *sizes)), 4)
+        grid = torch.tensor(rule.inputs(images)["image_grid_thw"])
         types = torch.tensor(tokens == rule.token).int()[None]
         wanted, _ = lm.base_model.get_rope_index(torch.tensor(tokens).long()[None], types, grid)
-        assert np.array_equal(rule.positions(tokens, pictures), wanted[:, 0].numpy())
+        assert np.array_equal(rule.positions(tokens, images), wanted[:, 0].numpy())
 
 
 def test_what_is_never_drawn_has_no_probability_and_no_gradient() -> None:

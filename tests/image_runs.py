@@ -1,4 +1,4 @@
-"""Datasets with pictures, and folders of runs on them, as training leaves them."""
+"""Datasets with images, and folders of runs on them, as training leaves them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def drawing(number: int, size: tuple[int, int] = (84, 56)) -> bytes:
     """A PNG of two colours. size: width and height."""
     from PIL import Image
 
-    picture = Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, 120))
-    picture.paste((250, 250, 250), (2, 2, 12, 12))
-    return encoded(picture)
+    image = Image.new("RGB", size, (number * 37 % 256, number * 91 % 256, 120))
+    image.paste((250, 250, 250), (2, 2, 12, 12))
+    return encoded(image)
 
 
 def noise(number: int, size: tuple[int, int] = (84, 56), form: str = "PNG") -> bytes:
@@ -35,14 +35,14 @@ def noise(number: int, size: tuple[int, int] = (84, 56), form: str = "PNG") -> b
     return encoded(Image.fromarray(pixels), form)
 
 
-def encoded(picture: object, form: str = "PNG") -> bytes:
+def encoded(image: object, form: str = "PNG") -> bytes:
     out = io.BytesIO()
-    picture.save(out, form)  # type: ignore[attr-defined]
+    image.save(out, form)  # type: ignore[attr-defined]
     return out.getvalue()
 
 
-def write_data(folder: Path, pictures: Sequence[Sequence[bytes]], split: str = "train") -> Path:
-    """Rows of a file, each with its pictures before and within the question."""
+def write_data(folder: Path, images: Sequence[Sequence[bytes]], split: str = "train") -> Path:
+    """Rows of a file, each with its images before and within the question."""
     rows = [
         row(
             data_source="drawn",
@@ -54,14 +54,14 @@ def write_data(folder: Path, pictures: Sequence[Sequence[bytes]], split: str = "
             ground_truth=str(number),
             images=own,
         )
-        for number, own in enumerate(pictures)
+        for number, own in enumerate(images)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / f"{split}.parquet", rows)
     return folder
 
 
-def write_picture_run(folder: Path, data: Path, steps: int = 2, held_out: Path | None = None) -> Path:
+def write_image_run(folder: Path, data: Path, steps: int = 2, held_out: Path | None = None) -> Path:
     """A finished run whose steps have two samples of each row of the data; the response repeats the marker."""
     flags = {"train.steps": steps, "data.path": str(data), "evaluation.data": str(held_out) if held_out else ""}
     with RunFolder.create(folder) as run:

@@ -1,4 +1,4 @@
-"""Pictures that environments, tools and agents show: how they travel, and what becomes of those that nobody can see."""
+"""Images that environments, tools and agents show: how they travel, and what becomes of those that nobody can see."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rlcli.environments.environment_pool import Environments, row_of
 from rlcli.environments.gateway.gateway_server import Gateway, GenerationAsk
 from rlcli.environments.message_images import split_parts
 from rlcli.environments.turn_tokens import TurnTemplate
-from rlcli.images import image_processor as sight_module
+from rlcli.images import image_processor as processor_module
 from rlcli.images.decoding import size_of
 from rlcli.images.families import KINDS
-from rlcli.images.image_processor import Sight
+from rlcli.images.image_processor import ImageProcessor
 from rlcli.images.image_rule import ImageRule
 from rlcli.model.io.tiny_vision import image_rule, vision_config
 from rlcli.rollout.engine import Generation
@@ -43,7 +43,7 @@ def text(words):
     return {"type": "text", "text": words}
 
 class Shows:
-    """Shows the row's own picture and others, in the ways that there are."""
+    """Shows the row's own image and others, in the ways that there are."""
     def __init__(self, second, how="bytes"):
         self.second, self.how = base64.b64decode(second), how
     def reset(self, row, seed):
@@ -63,7 +63,7 @@ class Shows:
             image = image if self.how == "pillow" else numpy.asarray(image)
         if self.how == "broken":
             image = image[:200]
-        if self.how == "no picture":
+        if self.how == "no image":
             image = 7
         if self.how == "none":
             image = None
@@ -77,9 +77,9 @@ class Shows:
 
 def look(place: int) -> object:
     """Looks somewhere."""
-    return [{"type": "image", "image": PICTURE}, f"at {place}"]
+    return [{"type": "image", "image": IMAGE}, f"at {place}"]
 
-PICTURE = b""
+IMAGE = b""
 '''
 FIRST, SECOND = encoded(1), encoded(2, (60, 30))
 
@@ -130,25 +130,33 @@ def speak(conversation: Conversation, tokenizer: Any, text: str = "a") -> None:
 
 
 @pytest.mark.parametrize("how", ["bytes", "struct", "pillow", "array"])
-def test_each_form_of_a_picture_becomes_what_the_model_sees(
+def test_each_form_of_an_image_becomes_what_the_model_sees(
     folder: Path, rule: ImageRule, tokenizer: Any, how: str
 ) -> None:
-    sight = Sight(rule)
+    image_processor = ImageProcessor(rule)
     with Environments(
-        config_of(folder, how=how), [config_of(folder).environment.name], tokenizer, [1], sight=sight
+        config_of(folder, how=how),
+        [config_of(folder).environment.name],
+        tokenizer,
+        [1],
+        image_processor=image_processor,
     ) as e:
         conversation, session = opened(e)
         speak(conversation, tokenizer)
         reply = session.step(SAID).result(60)
         conversation.add_reply(reply)
     whole = conversation.trajectory
-    first, second = sight.prepared([FIRST]), sight.prepared([SECOND])
-    assert [np.array_equal(*both) for both in zip(whole.pictures, (*first, *second), strict=True)] == [True, True]
-    assert whole.pictures[0] is first[0], "equal pictures are one array"
-    assert [(span.speaker, span.pictures) for span in whole.spans] == [("prompt", 1), ("policy", 0), ("environment", 1)]
-    counts = [rule.tokens(one.shape[1], one.shape[0]) for one in whole.pictures]
+    first, second = image_processor.process([FIRST]), image_processor.process([SECOND])
+    assert [np.array_equal(*both) for both in zip(whole.images, (*first, *second), strict=True)] == [True, True]
+    assert whole.images[0] is first[0], "equal images are one array"
+    assert [(span.speaker, span.image_count) for span in whole.spans] == [
+        ("prompt", 1),
+        ("policy", 0),
+        ("environment", 1),
+    ]
+    counts = [rule.tokens(one.shape[1], one.shape[0]) for one in whole.images]
     assert (whole.tokens == rule.token).sum() == sum(counts)
-    assert rule.starts(whole.tokens, whole.pictures)[1] > whole.spans[1].end
+    assert rule.starts(whole.tokens, whole.images)[1] > whole.spans[1].end
     text = tokenizer.decode(whole.tokens)
     assert "And <\u200bimage>: " in text, "a text that names the marker shows nothing"
     said = conversation.messages[-1]
@@ -161,62 +169,72 @@ def test_each_form_of_a_picture_becomes_what_the_model_sees(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("broken", "the image is broken|a picture is broken"),
-        ("no picture", "int is no picture"),
-        ("none", "NoneType is no picture"),
-        ("odd part", "neither text nor a picture"),
+        ("broken", "the image is broken|an image is broken"),
+        ("no image", "int is no image"),
+        ("none", "NoneType is no image"),
+        ("odd part", "neither text nor an image"),
     ],
 )
 def test_what_cannot_be_shown_is_a_failure_of_the_environment(
     folder: Path, rule: ImageRule, tokenizer: Any, how: str, said: str
 ) -> None:
     with Environments(
-        config_of(folder, how=how), [config_of(folder).environment.name], tokenizer, [1], sight=Sight(rule)
+        config_of(folder, how=how),
+        [config_of(folder).environment.name],
+        tokenizer,
+        [1],
+        image_processor=ImageProcessor(rule),
     ) as environments:
         _, session = opened(environments)
         with pytest.raises(EnvironmentFailed, match=said):
             session.step(SAID).result(60)
 
 
-def test_pictures_that_no_conversation_has_room_for_end_it(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+def test_images_that_no_conversation_has_room_for_end_it(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
     config = config_of(folder, how="many")
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=ImageProcessor(rule)
+    ) as environments:
         conversation, session = opened(environments)
         speak(conversation, tokenizer)
         conversation.add_reply(session.step(SAID).result(60))
-        assert (conversation.ended, len(conversation.trajectory.pictures)) == ("tokens", 1)
+        assert (conversation.ended, len(conversation.trajectory.images)) == ("tokens", 1)
         images = tuple(encoded(number, (800, 800)) for number in range(3, 6))
         large = replace(ROW, messages=({"role": "user", "content": "<image>" * 3},), images=images)
-        with pytest.raises(EnvironmentFailed, match=r"reset showed pictures of more than \d+ tokens"):
+        with pytest.raises(EnvironmentFailed, match=r"reset showed images of more than \d+ tokens"):
             opened(environments, large)
 
 
-def test_the_last_picture_is_seen_by_nobody_and_may_be_broken(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+def test_the_last_image_is_seen_by_nobody_and_may_be_broken(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
     config = config_of(folder, how="last")
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=ImageProcessor(rule)
+    ) as environments:
         conversation, session = opened(environments)
         speak(conversation, tokenizer)
         conversation.add_reply(session.step(SAID).result(60))
     assert (conversation.ended, conversation.reward) == ("done", 0.5)
 
 
-def test_slow_pictures_are_not_the_environments_fault(
+def test_slow_images_are_not_the_environments_fault(
     folder: Path, rule: ImageRule, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoding = sight_module.decode
+    decoding = processor_module.decode
 
     def slow(image: bytes) -> Any:
         time.sleep(0.15)
         return decoding(image)
 
-    monkeypatch.setattr(sight_module, "decode", slow)
+    monkeypatch.setattr(processor_module, "decode", slow)
     config = config_of(folder)
     config = config.model_copy(update={"environment": config.environment.model_copy(update={"deadline_s": 1.5})})
     rows = [replace(ROW, id=str(n), images=(encoded(n),)) for n in range(16)]
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=ImageProcessor(rule)
+    ) as environments:
         pids = environments.pids
         asked = [environments.session(row).reset(row_of(row), 0) for row in rows]
-        assert all(one.result(60).pictures for one in asked)
+        assert all(one.result(60).processed_images for one in asked)
         assert environments.pids == pids
 
 
@@ -229,33 +247,37 @@ def test_a_model_of_text_is_shown_nothing(folder: Path, tokenizer: Any) -> None:
         opened(environments)
 
 
-def test_a_template_that_leaves_a_picture_out_is_a_failure(folder: Path, rule: ImageRule) -> None:
+def test_a_template_that_leaves_an_image_out_is_a_failure(folder: Path, rule: ImageRule) -> None:
     from rlcli.errors import ModelError
 
-    blind, config = speaking("qwen3_vl"), config_of(folder)
-    blind.chat_template = TOOLS_TEMPLATE.replace("PICTURE", "")
+    tokenizer_without_images, config = speaking("qwen3_vl"), config_of(folder)
+    tokenizer_without_images.chat_template = TOOLS_TEMPLATE.replace("IMAGE_TOKEN", "")
     with (
-        Environments(config, [config.environment.name], blind, [1], sight=Sight(rule)) as environments,
-        pytest.raises(ModelError, match="writes 0 placeholders for 1 pictures"),
+        Environments(
+            config, [config.environment.name], tokenizer_without_images, [1], image_processor=ImageProcessor(rule)
+        ) as environments,
+        pytest.raises(ModelError, match="writes 0 placeholders for 1 images"),
     ):
         opened(environments)
 
 
-def test_a_tool_shows_a_picture(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+def test_a_tool_shows_an_image(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
     config = config_of(folder, "look")
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=Sight(rule)) as environments:
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=ImageProcessor(rule)
+    ) as environments:
         conversation, session = opened(environments)
         text = '<tool_call>{"name": "look", "arguments": {"place": 3}}</tool_call>'
         ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
         drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
         conversation.add_reply(session.step(conversation.add_turn(drawn, text)).result(60))
     assert conversation.ended is None
-    assert [span.pictures for span in conversation.trajectory.spans] == [1, 0, 1]
+    assert [span.image_count for span in conversation.trajectory.spans] == [1, 0, 1]
     assert conversation.messages[-1]["content"] == "<image>at 3"
     assert "look gives <|vision_start|>" in tokenizer.decode(conversation.trajectory.tokens)
 
 
-def test_the_pages_tool_shows_a_picture(tmp_path: Path, rule: ImageRule, tokenizer: Any) -> None:
+def test_the_pages_tool_shows_an_image(tmp_path: Path, rule: ImageRule, tokenizer: Any) -> None:
     (tmp_path / "dots.py").write_text(blocks("environments.md", "python")[2])
     with EnvironmentHost(EnvironmentSpec(f"{tmp_path}/dots.py:dots")) as host:
         session = host.session()
@@ -263,59 +285,65 @@ def test_the_pages_tool_shows_a_picture(tmp_path: Path, rule: ImageRule, tokeniz
         call = {"id": "call00001", "type": "function", "function": {"name": "dots", "arguments": {"number": 3}}}
         reply = session.step({"role": "assistant", "content": "", "tool_calls": [call]}).result(60)
     assert reply.messages[0]["content"] == "<image>3 dots"
-    (picture,) = Sight(rule).prepared(reply.images)
-    assert picture.shape == (64, 128, 3)
-    assert (picture == 0).all(-1).any()
+    (image,) = ImageProcessor(rule).process(reply.images)
+    assert image.shape == (64, 128, 3)
+    assert (image == 0).all(-1).any()
 
 
-def replied(images: tuple[bytes, ...], text: str, sight: Sight) -> Reply:
+def replied(images: tuple[bytes, ...], text: str, image_processor: ImageProcessor) -> Reply:
     parts: list[Any] = [{"type": "image", "image": {"base64": base64.b64encode(one).decode()}} for one in images]
     found = reply_of([[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], 0.0, False])
-    return replace(found, images=(), pictures=sight.prepared(found.images))
+    return replace(found, images=(), processed_images=image_processor.process(found.images))
 
 
-def test_a_past_that_is_rendered_anew_shows_its_pictures_again(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
-    sight, config = Sight(rule), config_of(folder)
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+def test_a_past_that_is_rendered_anew_shows_its_images_again(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    image_processor, config = ImageProcessor(rule), config_of(folder)
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=image_processor
+    ) as environments:
         conversation, _ = opened(environments)
     conversation.past = "per_cycle"
     speak(conversation, tokenizer)
-    conversation.add_reply(replied((SECOND,), "more", sight))
+    conversation.add_reply(replied((SECOND,), "more", image_processor))
     speak(conversation, tokenizer)
     whole = conversation.trajectory
-    assert [len(branch.pictures) for branch in whole.branches] == [1, 2]
-    assert [id(one) for one in whole.branch_pictures] == [id(one) for one in sight.prepared([FIRST, SECOND])]
+    assert [len(branch.images) for branch in whole.branches] == [1, 2]
+    assert [id(one) for one in whole.branch_images] == [id(one) for one in image_processor.process([FIRST, SECOND])]
     for branch in whole.branches:
-        rule.starts(branch.tokens, branch.pictures)  # as many tokens as they have
-    assert [id(one) for one in Trajectory.joined(whole.branches).pictures] == [id(one) for one in whole.pictures]
-    assert len(whole.until_turn(1).pictures) == 1
+        rule.starts(branch.tokens, branch.images)  # as many tokens as they have
+    assert [id(one) for one in Trajectory.joined(whole.branches).images] == [id(one) for one in whole.images]
+    assert len(whole.until_turn(1).images) == 1
 
 
-def test_a_long_message_keeps_its_pictures_when_it_is_cut(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
-    sight, config = Sight(rule), config_of(folder)
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+def test_a_long_message_keeps_its_images_when_it_is_cut(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    image_processor, config = ImageProcessor(rule), config_of(folder)
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=image_processor
+    ) as environments:
         conversation, _ = opened(environments)
     conversation.limits = replace(conversation.limits, reply_chars=20)
     speak(conversation, tokenizer)
-    conversation.add_reply(replied((SECOND,), "x" * 90, sight))
+    conversation.add_reply(replied((SECOND,), "x" * 90, image_processor))
     assert conversation.messages[-1]["content"] == f"<image>{'x' * 10}…{'x' * 9}"
-    assert len(conversation.trajectory.pictures) == 2
+    assert len(conversation.trajectory.images) == 2
 
 
-def test_pictures_without_room_end_the_conversation(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
-    sight, config = Sight(rule), config_of(folder)
-    with Environments(config, [config.environment.name], tokenizer, [1], sight=sight) as environments:
+def test_images_without_room_end_the_conversation(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
+    image_processor, config = ImageProcessor(rule), config_of(folder)
+    with Environments(
+        config, [config.environment.name], tokenizer, [1], image_processor=image_processor
+    ) as environments:
         conversation, _ = opened(environments)
     speak(conversation, tokenizer)
     before = conversation.trajectory
     conversation.limits = replace(conversation.limits, tokens=len(before.tokens) + 6)
-    conversation.add_reply(replied((SECOND,), "", sight))
+    conversation.add_reply(replied((SECOND,), "", image_processor))
     assert conversation.ended == "tokens"
     assert conversation.finished().tokens is before.tokens
-    assert len(conversation.finished().pictures) == 1
+    assert len(conversation.finished().images) == 1
 
 
-def test_another_picture_is_another_state() -> None:
+def test_another_image_is_another_state() -> None:
     def state(image: bytes) -> int:
         part = {"type": "image", "image": {"base64": base64.b64encode(image).decode()}}
         return state_of(opening_of([{"role": "user", "content": [part]}]).messages)
@@ -351,7 +379,9 @@ def asked(tokenizer: Any) -> Asked:
 
 @pytest.fixture
 def gateway(tokenizer: Any, rule: ImageRule, asked: Asked) -> Iterator[Gateway]:
-    with Gateway(tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit, sight=Sight(rule)) as gateway:
+    with Gateway(
+        tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit, image_processor=ImageProcessor(rule)
+    ) as gateway:
         yield gateway
 
 
@@ -360,7 +390,7 @@ def post(session: Any, messages: list[Any]) -> httpx.Response:
     return httpx.post(f"{session.url}/chat/completions", json={"messages": messages}, headers=given)
 
 
-def test_an_agents_pictures_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, asked: Asked) -> None:
+def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, asked: Asked) -> None:
     session = gateway.open()
     messages: list[Any] = row_of(ROW, urls=True)["messages"]
     answer = post(session, messages).json()["choices"][0]["message"]
@@ -369,28 +399,28 @@ def test_an_agents_pictures_are_in_its_trajectory(gateway: Gateway, rule: ImageR
     edited = [{"role": "user", "content": [url(SECOND), {"type": "text", "text": "What?"}]}, *messages[1:]]
     post(session, edited)
     first, second = (branch.trajectory for branch in session.branches)
-    assert [span.pictures for span in first.spans] == [1, 0, 1, 0]
-    assert [span.pictures for span in second.spans] == [2, 0], "another picture is another past"
+    assert [span.image_count for span in first.spans] == [1, 0, 1, 0]
+    assert [span.image_count for span in second.spans] == [2, 0], "another image is another past"
     for whole in (first, second):
-        rule.starts(whole.tokens, whole.pictures)
-    assert [len(ask.pictures) for ask in asked.asks] == [1, 2, 2]
+        rule.starts(whole.tokens, whole.images)
+    assert [len(ask.images) for ask in asked.asks] == [1, 2, 2]
     assert len(session.record.copies) == 2
     tokens = {"token_ids": [rule.token], "sampling_params": {}}
     given = {"Authorization": f"Bearer {session.token}"}
     refused = httpx.post(f"{session.url[:-3]}/inference/v1/generate", json=tokens, headers=given)
-    assert (refused.status_code, "stand for pictures" in refused.text) == (400, True)
+    assert (refused.status_code, "stand for images" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (url(b"no picture"), "a picture is broken"),
+        (url(b"no image"), "an image is broken"),
         (url(FIRST[:100]), "broken"),
         ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "only data URLs"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}, "no base64"),
         ({"type": "image_url"}, "no data"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,ä"}}, "no base64"),
-        ({"type": "input_audio"}, "neither text nor a picture"),
+        ({"type": "input_audio"}, "neither text nor an image"),
     ],
 )
 def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, said: str) -> None:
@@ -398,32 +428,32 @@ def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, said
     assert (refused.status_code, said in refused.text) == (400, True)
 
 
-def test_an_agents_pictures_may_be_too_many_tokens(gateway: Gateway) -> None:
+def test_an_agents_images_may_be_too_many_tokens(gateway: Gateway) -> None:
     session = gateway.open()
     refused = post(session, [{"role": "user", "content": [url(encoded(n, (640, 640))) for n in (4, 5)]}])
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert session.ended == "tokens", "a limit, and no failure of the agent"
 
 
-def test_another_picture_in_a_turn_that_was_not_drawn_is_another_past(gateway: Gateway, asked: Asked) -> None:
+def test_another_image_in_a_turn_that_was_not_drawn_is_another_past(gateway: Gateway, asked: Asked) -> None:
     session = gateway.open()
     for image in (FIRST, SECOND):
         shown = {"role": "assistant", "content": [url(image), {"type": "text", "text": "like so"}]}
         post(session, [{"role": "user", "content": "?"}, shown, {"role": "user", "content": "And?"}])
     assert [branch.trajectory.turns for branch in session.branches] == [1, 1]
-    assert asked.asks[0].pictures[0].shape != asked.asks[1].pictures[0].shape
+    assert asked.asks[0].images[0].shape != asked.asks[1].images[0].shape
 
 
 def test_a_marker_in_pieces_shows_nothing() -> None:
     parts = [{"type": "text", "text": "<ima"}, {"type": "text", "text": "ge>"}]
-    picture = {"type": "image", "image": {"base64": base64.b64encode(FIRST).decode()}}
-    text, images = split_parts([*parts, picture])
+    image = {"type": "image", "image": {"base64": base64.b64encode(FIRST).decode()}}
+    text, images = split_parts([*parts, image])
     assert (text.count("<image>"), len(images)) == (1, 1)
     assert split_parts(parts) == ("<image>", ())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_policy_spells_is_no_picture(kind: str) -> None:
+def test_what_the_policy_spells_is_no_image(kind: str) -> None:
     own, seen = speaking(kind), image_rule(vision_config(kind))
     template = TurnTemplate(own, [own.eos_token_id], never=seen.never)
     spelled = "".join(own.convert_ids_to_tokens(list(seen.never)))

@@ -1,4 +1,4 @@
-"""The planner's account of towers that see pictures, against what torch keeps and counts of tiny ones."""
+"""The planner's account of vision encoders that see images, against what torch keeps and counts of tiny ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rlcli_planner.activations import Pack, Pass, kept_bytes, seeing_bytes
+from rlcli_planner.activations import Pack, Pass, kept_bytes, vision_bytes
 from rlcli_planner.engine_memory import weights
 from rlcli_planner.forecast import forecast
 from rlcli_planner.model_shape import ModelShape, shape_of
 from rlcli_planner.phase_memory import PINNED, checkpoint_bytes, host_bytes
-from rlcli_planner.run_setting import Setting, Shown
+from rlcli_planner.run_setting import ImageStats, Setting
 from rlcli_planner.step_time import model_flops, times
-from rlcli_planner.vision_encoder import PARTS, Tower, backward_flops, tower_flops, tower_of, working_bytes
+from rlcli_planner.vision_encoder import (
+    PARTS,
+    VisionEncoder,
+    backward_flops,
+    vision_encoder_flops,
+    vision_encoder_of,
+    working_bytes,
+)
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import AutoModelForImageTextToText
 
@@ -27,29 +34,29 @@ from rlcli.model.policy import PolicyModel
 from tests.kept_bytes import kept_by_torch
 from tests.live_bytes import LiveBytes
 from tests.planner_settings import qwen_7b, setting, totals
-from tests.vision_fixtures import pictures_for, row_of, seeing
+from tests.vision_fixtures import images_for, model_and_rule, row_of
 
 FROZEN: list[frozenset[str]] = [frozenset(), frozenset({"encoder"}), frozenset({"projector"}), PARTS]
 NEARLY = 0.01
-"""Left out: a picture's places in Qwen3-VL's embedding of them, and masks. A LayerNorm in bfloat16 keeps four bytes of
+"""Left out: an image's places in Qwen3-VL's embedding of them, and masks. A LayerNorm in bfloat16 keeps four bytes of
 a place on CPUs, not eight as on GPUs."""
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def trainable(kind: str, dtype: torch.dtype, frozen: frozenset[str]) -> tuple[PolicyModel, Any]:
-    lm, rule = seeing(kind)
+    lm, rule = model_and_rule(kind)
     lm = lm.to(dtype).train()
     if frozen:
         freeze(lm, frozen, dtype)
     return PolicyModel(lm, dtype=dtype, source="tiny"), rule
 
 
-def seen_by(rule: Any, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(one) for name, one in rule.inputs(pictures_for(rule, *sizes)).items()}
+def image_inputs(rule: Any, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(one) for name, one in rule.inputs(images_for(rule, *sizes)).items()}
 
 
-def patches_of(tower: Tower, shown: dict[str, torch.Tensor]) -> float:
-    return float(shown["pixel_values"].numel() / tower.patch_values)
+def patches_of(vision_encoder: VisionEncoder, inputs: dict[str, torch.Tensor]) -> float:
+    return float(inputs["pixel_values"].numel() / vision_encoder.patch_values)
 
 
 def variant(**vision: Any) -> tuple[Any, Any]:
@@ -62,7 +69,9 @@ def variant(**vision: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda parts: " ".join(sorted(parts)) or "none")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_byte_kept_of_a_tower_is_accounted_for(kind: str, dtype: torch.dtype, frozen: frozenset[str]) -> None:
+def test_every_byte_kept_of_a_vision_encoder_is_accounted_for(
+    kind: str, dtype: torch.dtype, frozen: frozenset[str]
+) -> None:
     policy, rule = trainable(kind, dtype, frozen)
     predicted, found = predicted_and_found(policy, rule, dtype, frozen)
     assert predicted == pytest.approx(found, rel=NEARLY)
@@ -72,13 +81,13 @@ def test_every_byte_kept_of_a_tower_is_accounted_for(kind: str, dtype: torch.dty
 def predicted_and_found(
     policy: PolicyModel, rule: Any, dtype: torch.dtype, frozen: frozenset[str] = frozenset()
 ) -> tuple[float, float]:
-    """Bytes kept of a tower's pass over two pictures."""
-    shown = seen_by(rule, (6, 6), (4, 8))
+    """Bytes kept of a vision encoder's pass over two images."""
+    inputs = image_inputs(rule, (6, 6), (4, 8))
     shape, run = shape_of(policy.lm.config), Pass(dtype.itemsize, on_cpu=True, frozen=frozen)
-    assert shape.tower is not None
-    images = patches_of(shape.tower, shown) / shape.tower.unit
-    found = kept_by_torch(policy, lambda: policy.lm.base_model.get_image_features(**shown))
-    return seeing_bytes(shape, run, Pack(0, 0, 0, images=images)), found
+    assert shape.vision_encoder is not None
+    images = patches_of(shape.vision_encoder, inputs) / shape.vision_encoder.unit
+    found = kept_by_torch(policy, lambda: policy.lm.base_model.get_image_features(**inputs))
+    return vision_bytes(shape, run, Pack(0, 0, 0, images=images)), found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,23 +103,23 @@ def test_internvl_s_other_norms_are_accounted_for(vision: dict[str, Any], dtype:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_without_a_gradient_holds_what_is_predicted(kind: str, dtype: torch.dtype) -> None:
-    lm, rule = seeing(kind)
-    lm, shown, tower = lm.to(dtype), seen_by(rule, (8, 8), (4, 12)), tower_of(lm.config)
-    shown["pixel_values"] = shown["pixel_values"].to(dtype)
+    lm, rule = model_and_rule(kind)
+    lm, inputs, vision_encoder = lm.to(dtype), image_inputs(rule, (8, 8), (4, 12)), vision_encoder_of(lm.config)
+    inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
     live = LiveBytes()
-    live.mark([*lm.parameters(), *lm.buffers(), *shown.values()])
+    live.mark([*lm.parameters(), *lm.buffers(), *inputs.values()])
     before = live.live
     with live, torch.no_grad():
-        lm.base_model.get_image_features(**shown)
-    predicted = working_bytes(tower, dtype.itemsize, patches_of(tower, shown))
+        lm.base_model.get_image_features(**inputs)
+    predicted = working_bytes(vision_encoder, dtype.itemsize, patches_of(vision_encoder, inputs))
     assert predicted == pytest.approx(live.peak - before, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_pass_with_pictures_keeps_what_is_predicted(kind: str) -> None:
+def test_a_whole_pass_with_images_keeps_what_is_predicted(kind: str) -> None:
     policy, rule = trainable(kind, torch.float32, frozenset())
-    rows = [row_of(rule, tuple(pictures_for(rule, (4, 6), seed=number)), 40, first=40) for number in range(3)]
-    batch = pack([(t, p) for t, p, _ in rows], torch.device("cpu"), pictures=[own for *_, own in rows], rule=rule)
+    rows = [row_of(rule, tuple(images_for(rule, (4, 6), seed=number)), 40, first=40) for number in range(3)]
+    batch = pack([(t, p) for t, p, _ in rows], torch.device("cpu"), images=[own for *_, own in rows], rule=rule)
     images = sum(int((tokens == rule.token).sum()) for tokens, *_ in rows)
     sizes = Pack(batch.tokens, batch.tokens, len(batch.targets), images=images)
     predicted = kept_bytes(shape_of(policy.lm.config), Pass(4, on_cpu=True), sizes)
@@ -136,23 +145,23 @@ ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda parts: " ".join(sorted(parts)) or "none")
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_of_a_tower_are_those_that_torch_counts(kind: str, frozen: frozenset[str]) -> None:
+def test_operations_of_a_vision_encoder_are_those_that_torch_counts(kind: str, frozen: frozenset[str]) -> None:
     policy, rule = trainable(kind, torch.float32, frozen)
-    shown = seen_by(rule, (8, 8), (8, 8))  # in whole windows
-    tower = tower_of(policy.lm.config)
-    patches = patches_of(tower, shown)
-    picture = patches / 2
+    inputs = image_inputs(rule, (8, 8), (8, 8))  # in whole windows
+    vision_encoder = vision_encoder_of(policy.lm.config)
+    patches = patches_of(vision_encoder, inputs)
+    image_patches = patches / 2
     made: list[Any] = []
-    forward = counted(lambda: made.append(policy.lm.base_model.get_image_features(**shown)))
-    assert sum(tower_flops(tower, patches, picture)) == pytest.approx(forward, rel=1e-12)
+    forward = counted(lambda: made.append(policy.lm.base_model.get_image_features(**inputs)))
+    assert sum(vision_encoder_flops(vision_encoder, patches, image_patches)) == pytest.approx(forward, rel=1e-12)
     deep = getattr(made[0], "deepstack_features", None) or []
     outputs = [one for several in (made[0].pooler_output, *deep) for one in several]
     if frozen == PARTS:
         assert not any(output.requires_grad for output in outputs)
-        assert backward_flops(tower, patches, picture, frozen) == 0
+        assert backward_flops(vision_encoder, patches, image_patches, frozen) == 0
         return
     backward = counted(lambda: sum(output.sum() for output in outputs).backward())
-    assert backward_flops(tower, patches, picture, frozen) == pytest.approx(backward, rel=1e-12)
+    assert backward_flops(vision_encoder, patches, image_patches, frozen) == pytest.approx(backward, rel=1e-12)
 
 
 QWEN_VL_7B = {
@@ -177,51 +186,55 @@ def qwen_vl_7b() -> ModelShape:
     return shape_of(AutoConfig.for_model(**QWEN_VL_7B))
 
 
-def with_pictures(gpus: str, *sets: str, tokens: float = 1369.0, prompt: float = 1500.0) -> Setting:
-    """Prompts with one picture of about a megapixel."""
+def with_images(gpus: str, *sets: str, tokens: float = 1369.0, prompt: float = 1500.0) -> Setting:
+    """Prompts with one image of about a megapixel."""
     of = setting(qwen_vl_7b(), gpus, "data.max_prompt_tokens=2048", *sets)
-    return replace(of, prompt_tokens=prompt, shown=Shown(tokens, 1.0 if tokens else 0.0))
+    return replace(of, prompt_tokens=prompt, image_stats=ImageStats(tokens, 1.0 if tokens else 0.0))
 
 
-def test_a_tower_s_parameters_are_those_of_the_model() -> None:
+def test_a_vision_encoder_s_parameters_are_those_of_the_model() -> None:
     shape = qwen_vl_7b()
     assert shape.parameters == 8_292_166_656  # Qwen2.5-VL-7B-Instruct's
-    assert shape.tower is not None
-    assert shape.tower.parameters == pytest.approx(676.6e6, rel=1e-3)
+    assert shape.vision_encoder is not None
+    assert shape.vision_encoder.parameters == pytest.approx(676.6e6, rel=1e-3)
 
 
 def test_weights_that_no_sync_can_bring_back_are_in_host_memory_in_sleep() -> None:
     plain, adapted = setting(qwen_7b(), "h100:8"), setting(qwen_7b(), "h100:8", "lora.rank=8")
-    assert with_pictures("h100:8").keeps_weights_in_sleep
+    assert with_images("h100:8").keeps_weights_in_sleep
     assert adapted.keeps_weights_in_sleep
     assert not plain.keeps_weights_in_sleep
     assert host_bytes(adapted) > PINNED * weights(adapted)
 
 
-def test_pictures_take_memory_time_and_room() -> None:
-    blind, seeing = with_pictures("h100:8", tokens=0), with_pictures("h100:8")
-    more = totals(seeing)["update"] - totals(blind)["update"]
-    tower, images = seeing.policy.tower, seeing.pack.images
-    assert tower is not None
+def test_images_take_memory_time_and_room() -> None:
+    text_only, vlm = with_images("h100:8", tokens=0), with_images("h100:8")
+    more = totals(vlm)["update"] - totals(text_only)["update"]
+    vision_encoder, images = vlm.policy.vision_encoder, vlm.pack.images
+    assert vision_encoder is not None
     # 32 blocks that keep about 11 widths and 4 inner widths of each patch in 16 bits, and norms in float32.
     a_patch = 32 * (2 * (11 * 1280 + 4 * 3420) + 8 * 1280)
     assert more == pytest.approx(images * 4 * a_patch, rel=0.1)
-    assert model_flops(seeing) > model_flops(blind)
-    assert {p.name: p.seconds for p in times(seeing)}["update"] > {p.name: p.seconds for p in times(blind)}["update"]
-    # 32 prompts a step, each picture's tokens 28 × 28 pixels; patches hold each pixel twice, in float32.
-    assert seeing.pixel_bytes == 32 * 1369 * 28 * 28 * 3
-    assert host_bytes(seeing) - host_bytes(blind) == pytest.approx(seeing.patch_bytes)
-    assert 1 <= 8 * seeing.patch_bytes / (8 * seeing.pixel_bytes) < 2  # of eight workers; a group may be divided
-    assert forecast(seeing).as_dict()["pictures"]["tokens"] == 1369
-    assert forecast(blind).as_dict()["pictures"] is None
+    assert model_flops(vlm) > model_flops(text_only)
+    assert {p.name: p.seconds for p in times(vlm)}["update"] > {p.name: p.seconds for p in times(text_only)}["update"]
+    # 32 prompts a step, each image's tokens 28 × 28 pixels; patches hold each pixel twice, in float32.
+    assert vlm.pixel_bytes == 32 * 1369 * 28 * 28 * 3
+    assert host_bytes(vlm) - host_bytes(text_only) == pytest.approx(vlm.patch_bytes)
+    assert 1 <= 8 * vlm.patch_bytes / (8 * vlm.pixel_bytes) < 2  # of eight workers; a group may be divided
+    assert forecast(vlm).as_dict()["pictures"]["tokens"] == 1369
+    assert forecast(text_only).as_dict()["pictures"] is None
 
 
 @pytest.mark.parametrize("part", ["vision", "encoder", "projector"])
 def test_what_is_frozen_has_no_optimizer_state_and_keeps_less(part: str) -> None:
-    whole, frozen = with_pictures("h100:8"), with_pictures("h100:8", f'model.freeze=["{part}"]')
-    tower = whole.policy.tower
-    assert tower is not None
-    left = {"vision": tower.parameters, "encoder": tower.encoder, "projector": tower.projector}[part]
+    whole, frozen = with_images("h100:8"), with_images("h100:8", f'model.freeze=["{part}"]')
+    vision_encoder = whole.policy.vision_encoder
+    assert vision_encoder is not None
+    left = {
+        "vision": vision_encoder.parameters,
+        "encoder": vision_encoder.encoder,
+        "projector": vision_encoder.projector,
+    }[part]
     assert whole.trained_parameters() - frozen.trained_parameters() == left
     assert checkpoint_bytes(whole) - checkpoint_bytes(frozen) == left * (12 - 2)
     assert whole.weight_bytes() - frozen.weight_bytes() == left * (4 - 2)
@@ -229,7 +242,7 @@ def test_what_is_frozen_has_no_optimizer_state_and_keeps_less(part: str) -> None
     assert model_flops(frozen) < model_flops(whole)
 
 
-def test_without_data_a_prompt_is_one_picture() -> None:
+def test_without_data_a_prompt_is_one_image() -> None:
     of = setting(qwen_vl_7b(), "h100:8")
-    assert of.shown == Shown(of.prompt_tokens, 1.0)
+    assert of.image_stats == ImageStats(of.prompt_tokens, 1.0)
     assert np.isfinite(forecast(of).step_seconds)

@@ -1,4 +1,4 @@
-"""Conversations in which environments and agents show pictures, through real runs."""
+"""Conversations in which environments and agents show images, through real runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noise(seed, height, width):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8))
 
 class Look:
-    """Shows a picture, and another one after each turn."""
+    """Shows an image, and another one after each turn."""
     def reset(self, row, seed):
         self.seed, self.turn = seed % 1000, 0
         return [self.said(noise(self.seed, 56, 84), "say <image>")]
@@ -69,13 +69,13 @@ SETS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rlcli.model.io.tiny_vision import save_vision_model
-    from tests.vision_fixtures import seeing
+    from tests.vision_fixtures import model_and_rule
 
     folder = tmp_path_factory.mktemp("look")
     (folder / "look.py").write_text(LOOK)
     (folder / "agent.py").write_text(AGENT)
     for kind in ("internvl", "qwen2_5_vl", "qwen3_vl"):
-        save_vision_model(seeing(kind)[0], folder / kind)
+        save_vision_model(model_and_rule(kind)[0], folder / kind)
     return folder
 
 
@@ -100,7 +100,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def check(step: dict[str, Any]) -> None:
     assert step["sync/unchecked_tensors"] == 0
     assert step["log_prob_check/max_abs_diff"] < 1e-5
-    assert step["mismatch/k3"] < 1e-11, "the engine and the trainer see the same pictures at the same places"
+    assert step["mismatch/k3"] < 1e-11, "the engine and the trainer see the same images at the same places"
     assert step["update/grad_norm"] > 0
     assert step["ended/failed"] == 0
 
@@ -132,10 +132,8 @@ def test_what_an_environment_shows_is_seen_in_both_engines(
     assert (messages[0]["images"][0]["width"], messages[2]["images"][0]["height"]) == (84, 30)
 
 
-@pytest.mark.exhaustive  # tests/unit/environments/test_shown_pictures.py shows each part of it
-def test_generation_ahead_with_pictures_resumes_as_if_it_had_not_stopped(
-    cli: Cli, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.exhaustive  # tests/unit/environments/test_environment_images.py shows each part of it
+def test_generation_ahead_with_images_resumes_as_if_it_had_not_stopped(cli: Cli, folder: Path, tmp_path: Path) -> None:
     whole, again = tmp_path / "whole", tmp_path / "again"
     ahead = ("async.staleness=2", "train.deterministic=true", "checkpoint.every=1", "checkpoint.keep=9")
     cli(*words(folder, whole, "qwen3_vl", "", *ahead), "--steps", "4")
@@ -148,7 +146,7 @@ def test_generation_ahead_with_pictures_resumes_as_if_it_had_not_stopped(
     assert found == expected
 
 
-@pytest.mark.exhaustive  # tests/unit/environments/test_shown_pictures.py shows each part of it
+@pytest.mark.exhaustive  # tests/unit/environments/test_environment_images.py shows each part of it
 def test_what_an_agent_shows_is_seen_in_both_engines(cli: Cli, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     cli(
@@ -167,5 +165,5 @@ def test_a_model_of_text_is_refused_before_the_run(cli: Cli, folder: Path, tiny:
         *("train", "grpo", "--model", tiny, "--environment", f"{folder}/look.py:Look", "--out", tmp_path / "run"),
         expect=2,
     )
-    assert "it showed a picture, and the model reads text alone" in done.stderr
+    assert "it showed an image, and the model reads text alone" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Models that see pictures, through real runs: what two FSDP2 ranks train is what vLLM samples from the same pixels."""
+"""Vision-language models, through real runs: what two FSDP2 ranks train is what vLLM samples from the same pixels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = [
 ]
 
 
-def picture(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
+def image(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
     from PIL import Image
 
     noise = np.random.default_rng(number).integers(0, 256, (*size, 3)).astype(np.uint8)
@@ -32,11 +32,11 @@ def picture(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows with one picture, with two, with none, and with some that cannot be shown."""
-    shown: list[tuple[bytes, ...]] = [(picture(number),) for number in range(14)]
-    shown += [(picture(20), picture(21, (30, 41)))] * 2 + [()] * 2
-    shown += [(b"no picture",), (picture(30)[:200],)]
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with one image, with two, with none, and with some that cannot be shown."""
+    shown: list[tuple[bytes, ...]] = [(image(number),) for number in range(14)]
+    shown += [(image(20), image(21, (30, 41)))] * 2 + [()] * 2
+    shown += [(b"no image",), (image(30)[:200],)]
     rows = [
         row(
             data_source="noise",
@@ -48,7 +48,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for number, own in enumerate(shown)
     ]
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     write_rows(folder / "train.parquet", rows)
     write_rows(folder / "test.parquet", rows[10:18])
     return folder
@@ -56,10 +56,10 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(kind: str, folder: Path) -> Path:
     from rlcli.model.io.tiny_vision import save_vision_model
-    from tests.vision_fixtures import seeing
+    from tests.vision_fixtures import model_and_rule
 
     folder.mkdir()
-    save_vision_model(seeing(kind)[0], folder)
+    save_vision_model(model_and_rule(kind)[0], folder)
     return folder
 
 
@@ -77,19 +77,19 @@ def check(steps: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.long
-def test_tiles_are_trained_sampled_and_exported(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+def test_tiles_are_trained_sampled_and_exported(cli: Cli, images: Path, tmp_path: Path) -> None:
     """vLLM takes these prompts otherwise than those of the other kinds."""
     model, run = made("internvl", tmp_path / "model"), tmp_path / "run"
-    cli("train", "grpo", "--model", model, "--data", pictures, "--out", run, "--workers", "2", *STEP, "--steps", "2")
+    cli("train", "grpo", "--model", model, "--data", images, "--out", run, "--workers", "2", *STEP, "--steps", "2")
     check(steps_of(run))
     cli("export", run, "--out", tmp_path / "exported")  # compares the log-probs with the trainer's
 
 
-@pytest.mark.exhaustive  # test_pictures_in_conversations.py trains, samples from and reports one of them
+@pytest.mark.exhaustive  # test_images_in_conversations.py trains, samples from and reports one of them
 @pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"])
-def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
+def test_the_engine_samples_from_what_is_trained_on(cli: Cli, images: Path, tmp_path: Path, kind: str) -> None:
     model, run = made(kind, tmp_path / "model"), tmp_path / "run"
-    words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, "--workers", "2", *STEP)
+    words = ("train", "grpo", "--model", model, "--data", images, "--out", run, "--workers", "2", *STEP)
     told = cli(*words, "--steps", "2", "--set", "checkpoint.every=1")
     assert "2 of 20 training rows left out: pictures that cannot be shown" in told.stderr + told.stdout
     cli("train", "--resume", run, "--steps", "3")
@@ -108,7 +108,7 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
         "--model",
         exported,
         "--data",
-        pictures,
+        images,
         "--out",
         tmp_path / "eval",
         "--set",
@@ -118,7 +118,7 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, pictures: Path, tm
 
 
 @pytest.mark.exhaustive  # tests/unit/model/test_frozen.py shows each part of it
-def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+def test_a_frozen_vision_encoder_stays_and_a_resumed_run_is_the_same(cli: Cli, images: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     model, whole, halves = made("qwen3_vl", tmp_path / "model"), tmp_path / "whole", tmp_path / "halves"
@@ -128,7 +128,7 @@ def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: 
         "--model",
         model,
         "--data",
-        pictures,
+        images,
         "--workers",
         "2",
         *STEP,
@@ -159,9 +159,9 @@ def test_a_frozen_tower_stays_and_a_resumed_run_is_the_same(cli: Cli, pictures: 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl"])
-def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path: Path, kind: str) -> None:
+def test_an_adapter_leaves_the_vision_encoder_as_it_is(cli: Cli, images: Path, tmp_path: Path, kind: str) -> None:
     model, run = made(kind, tmp_path / "model"), tmp_path / "run"
-    words = ("train", "grpo", "--model", model, "--data", pictures, "--out", run, *STEP, "--steps", "2")
+    words = ("train", "grpo", "--model", model, "--data", images, "--out", run, *STEP, "--steps", "2")
     cli(*words, "--set", "lora.rank=4", "--set", "model.dtype=bfloat16")
     for step in steps_of(run):
         assert step["sync/unchecked_tensors"] == 0
@@ -169,21 +169,21 @@ def test_an_adapter_leaves_the_tower_as_it_is(cli: Cli, pictures: Path, tmp_path
 
 
 @pytest.mark.long
-def test_what_cannot_be_done_with_pictures_is_said_first(
-    pictures: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_done_with_images_is_said_first(
+    images: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rlcli.cli.main import main
 
-    seeing = made("qwen3_vl", tmp_path / "model")
+    vlm = made("qwen3_vl", tmp_path / "model")
 
     def refused(model: Path, *words: str) -> str:
-        assert main(["train", "grpo", "--dry-run", "--model", str(model), "--data", str(pictures), *words]) == 2
+        assert main(["train", "grpo", "--dry-run", "--model", str(model), "--data", str(images), *words]) == 2
         return " ".join(capsys.readouterr().err.split())
 
     assert "the data has images" in refused(tiny)
     assert "rollout.engine = transformers does not support images" in refused(
-        seeing, "--set", "rollout.engine=transformers"
+        vlm, "--set", "rollout.engine=transformers"
     )
-    assert "parallel.context = 2" in refused(seeing, "--workers", "2", "--set", "parallel.context=2")
+    assert "parallel.context = 2" in refused(vlm, "--workers", "2", "--set", "parallel.context=2")
     assert "model.freeze = vision" in refused(tiny, "--set", "model.freeze=vision")
-    assert "lora.rank = 2 in bfloat16" in refused(seeing, "--set", "lora.rank=2", "--set", "model.dtype=bfloat16")
+    assert "lora.rank = 2 in bfloat16" in refused(vlm, "--set", "lora.rank=2", "--set", "model.dtype=bfloat16")

@@ -1,4 +1,4 @@
-"""Pictures of prompts in terminals and in JSON: by size and digest, never their bytes, and never left out silently."""
+"""Images of prompts in terminals and in JSON: by size and digest, never their bytes, and never left out silently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from rlcli.cli.main import main
 from rlcli.images.image_descriptions import described
-from tests.picture_runs import drawing, noise, write_data, write_picture_run
+from tests.image_runs import drawing, noise, write_data, write_image_run
 
 SHOWN = "[image 84 x 56]"
 
@@ -20,7 +20,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     rows = [(drawing(0),), (noise(1), drawing(2)), ()]
     data = write_data(Path("data"), rows)
-    return write_picture_run(Path("runs/first"), data, held_out=write_data(Path("data"), rows, "test"))
+    return write_image_run(Path("runs/first"), data, held_out=write_data(Path("data"), rows, "test"))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -35,7 +35,7 @@ def parsed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> An
     return json.loads(printed(capsys, *words, "--json", code=code))
 
 
-def test_samples_of_a_run_name_their_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_of_a_run_name_their_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(capsys, "runs", "samples", "first", "--prompt", "drawn:train:1")
     assert f"user: {SHOWN}\nWhat is drawn? And {SHOWN}?" in shown
     assert "assistant: <image> 0" in shown
@@ -48,19 +48,19 @@ def test_samples_of_a_run_name_their_pictures(run: Path, capsys: pytest.CaptureF
     assert parsed(capsys, "runs", "show", "first")["samples"][0]["images"] == described([drawing(0)])
 
 
-def test_a_report_says_how_many_pictures_are_not_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "pictures" not in printed(capsys, "report", "first", "--out", "out")
+def test_a_report_says_how_many_images_are_not_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "images" not in printed(capsys, "report", "first", "--out", "out")
     assert parsed(capsys, "report", "first", "--out", "out")["pictures"] == {"first": {"shown": 3, "of": 3}}
     Path("data").rename("moved")
-    assert "first: 0 of 3 pictures; the pages say why" in printed(capsys, "report", "first", "--out", "out")
+    assert "first: 0 of 3 images; the pages say why" in printed(capsys, "report", "first", "--out", "out")
 
 
-def test_compared_prompts_name_their_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compared_prompts_name_their_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rlcli.data.prompts.prompt_table import read_prompts
     from rlcli.data.sample_files import sample_row, write_samples
     from rlcli.types import Outcome, Verdict
 
-    other = write_picture_run(Path("runs/other"), Path("data"), held_out=Path("data"))
+    other = write_image_run(Path("runs/other"), Path("data"), held_out=Path("data"))
     counts: dict[str, Any] = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop"}
     right = Verdict(1.0, Outcome.OK, "1")
     rows = [sample_row(one, at, "x", right, **counts) for one in read_prompts("data", "test") for at in range(2)]
@@ -69,7 +69,7 @@ def test_compared_prompts_name_their_pictures(run: Path, capsys: pytest.CaptureF
     assert f"{SHOWN}\nWhat is drawn?" in [one["prompt"] for one in changed]
 
 
-def test_a_prepared_file_shows_sizes_of_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prepared_file_shows_sizes_of_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(capsys, "prep", "show", "data/train.parquet")
     assert SHOWN in shown
     first = parsed(capsys, "prep", "show", "data/train.parquet")["first"]
@@ -77,7 +77,7 @@ def test_a_prepared_file_shows_sizes_of_pictures(run: Path, capsys: pytest.Captu
 
 
 @pytest.mark.long
-def test_prep_shows_an_example_with_its_picture(
+def test_prep_shows_an_example_with_its_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def gold(request):
 
 
 @pytest.mark.long
-def test_an_audit_shows_the_pictures_of_unexpected_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_shows_the_images_of_unexpected_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("all.py").write_text(ACCEPTS_ALL)
     words = ("verifiers", "audit", "all.py:verify", "--data", "data", "--mutations", "3")
     shown = printed(capsys, *words, "--html", "audit.html", code=1)
@@ -113,7 +113,7 @@ def test_an_audit_shows_the_pictures_of_unexpected_rows(run: Path, capsys: pytes
 
 
 @pytest.mark.long
-def test_an_audit_names_broken_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_names_broken_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(Path("data"), [(b"<script>window.broken = 1</script>",)])
     Path("all.py").write_text(ACCEPTS_ALL)
     printed(
@@ -124,12 +124,12 @@ def test_an_audit_names_broken_pictures(run: Path, capsys: pytest.CaptureFixture
     assert "<script" not in html
 
 
-def test_a_served_model_gets_no_data_with_pictures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_served_model_gets_no_data_with_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--endpoint", "http://127.0.0.1:9/v1", "--data", "data"]) == 2
-    assert "the data has pictures, and --endpoint sends text alone" in capsys.readouterr().err
+    assert "the data has images, and --endpoint sends text alone" in capsys.readouterr().err
 
 
-def test_an_environment_gets_the_pictures_of_its_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_gets_the_images_of_its_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("echo.py").write_text("""
 class Echo:
     def reset(self, row, seed):
@@ -149,6 +149,6 @@ def test_a_model_that_sees_is_not_asked_here(
 ) -> None:
     from rlcli.model.io.tiny_vision import save_vision_model, vision_model
 
-    save_vision_model(vision_model("qwen3_vl", layers=1), tmp_path / "seeing")
-    assert main([*words, str(tmp_path / "seeing")]) == 2
-    assert "sees pictures, and is asked in runs and evaluations alone" in capsys.readouterr().err
+    save_vision_model(vision_model("qwen3_vl", layers=1), tmp_path / "vlm")
+    assert main([*words, str(tmp_path / "vlm")]) == 2
+    assert "takes images, and is asked in runs and evaluations alone" in capsys.readouterr().err

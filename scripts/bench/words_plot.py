@@ -1,8 +1,8 @@
-"""The picture of the word problems: reward and greedy pass@1 over the minutes of training, beside TRL's.
+"""The plot of the word problems: reward and greedy pass@1 over the minutes of training, beside TRL's.
 
     for seed in 0 1 2; do rlcli quickstart --task words --seed $seed --out runs/words-$seed; done
     .venv/bin/python scripts/bench/words_trl.py runs/words-0 --trl-python PYTHON --out trl.json
-    .venv/bin/python scripts/bench/words_picture.py runs/words-0 runs/words-1 runs/words-2 --trl trl.json
+    .venv/bin/python scripts/bench/words_plot.py runs/words-0 runs/words-1 runs/words-2 --trl trl.json
 
 Minutes are those of steps: start and evaluations are left out, here and there.
 """

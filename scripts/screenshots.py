@@ -1,6 +1,6 @@
-"""Pictures of the pages of `rlcli report`, for the documentation: docs/img/report_*.png.
+"""Screenshots of the pages of `rlcli report`, for the documentation: docs/img/report_*.png.
 
-    .venv/bin/python scripts/pictures.py RUN TOOLS_RUN [--out docs/img]
+    .venv/bin/python scripts/screenshots.py RUN TOOLS_RUN [--out docs/img]
 
 RUN: any run; TOOLS_RUN: one of conversations with a tool, of which tokens were kept. Needs a Chromium.
 """
@@ -88,12 +88,12 @@ def sample_of(run: Any, number: int) -> str:
 
 
 def save(png: bytes, path: Path) -> int:
-    """Write a picture with few colours; its size."""
+    """Write a screenshot with few colours; its size."""
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, optimize=True)
+    image.save(path, optimize=True)
     size = path.stat().st_size
     assert size < MOST_BYTES, f"{path} has {size} bytes"
     return size

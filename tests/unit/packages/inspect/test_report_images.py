@@ -1,4 +1,4 @@
-"""Pictures of prompts on the pages: where their markers are, from the run's data, encoded here, within the limit."""
+"""Images of prompts on the pages: where their markers are, from the run's data, encoded here, within the limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlcli_inspect.report.page_api import Api
 from rlcli_inspect.report.static_report import MB, write_report
 
 from rlcli.data.sample_files import sample_row, write_samples
-from rlcli.data.step_images import beside, write_pictures
+from rlcli.data.step_images import beside, write_images
 from rlcli.errors import RlcliError
 from rlcli.images.decoding import size_of
 from rlcli.images.image_descriptions import described
@@ -27,17 +27,17 @@ from rlcli.images.thumbnails import thumbnail
 from rlcli.runs.run_data import RunData
 from rlcli.runs.tracking.tracked_samples import tracked_samples
 from rlcli.types import IMAGE, Outcome, Prompt, Verdict, image_digest
-from tests.picture_runs import drawing, encoded, noise, write_data, write_picture_run
+from tests.image_runs import drawing, encoded, noise, write_data, write_image_run
 from tests.report_runs import unpacked
 
 ROWS = [(drawing(0),), (noise(1, (600, 400)), drawing(2)), (), (noise(3)[:300],), (drawing(0),)]
-"""One picture; two, of which one is large; none; a broken one; the first one again."""
+"""One image; two, of which one is large; none; a broken one; the first one again."""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     data = write_data(tmp_path / "data", ROWS)
-    return write_picture_run(tmp_path / "run", data, held_out=write_data(tmp_path / "data", [(drawing(9),)], "test"))
+    return write_image_run(tmp_path / "run", data, held_out=write_data(tmp_path / "data", [(drawing(9),)], "test"))
 
 
 def api_of(run: Path) -> Api:
@@ -46,7 +46,7 @@ def api_of(run: Path) -> Api:
 
 def asked(api: Api, where: str, image: bytes, **more: str) -> dict[str, str]:
     given = {"digest": image_digest(image), "where": where, **more}
-    return dict(api.answer("picture", given))
+    return dict(api.answer("image", given))
 
 
 def decoded(src: str) -> bytes:
@@ -66,7 +66,7 @@ def with_unpacked(html: str) -> bytes:
     return html.encode() + b"".join(map(unpacked, packed))
 
 
-def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
+def test_messages_have_the_images_of_their_markers(run: Path) -> None:
     found = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:1"})
     system, user = found["messages"]
     assert "images" not in system
@@ -83,7 +83,7 @@ def test_messages_have_the_pictures_of_their_markers(run: Path) -> None:
 
 
 def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path) -> None:
-    """The row's own picture comes from the data, the others are kept; one that is gone has its reason."""
+    """The row's own image comes from the data, the others are kept; one that is gone has its reason."""
     own, other, lost = drawing(0), noise(40, (600, 400)), noise(41)
     prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(own,))
     said = [
@@ -107,7 +107,7 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     folder = run / "samples" / "step-000003"
     write_samples(folder / "rank-0.parquet", 3, [row])
     copies = {image_digest(other): thumbnail(other), image_digest(b"broken"): b"broken"}
-    write_pictures(beside(folder / "rank-0.parquet"), copies)
+    write_images(beside(folder / "rank-0.parquet"), copies)
     (folder / "pictures-1.parquet").write_bytes(b"damaged")
     pq.write_table(pa.table({"digest": [image_digest(lost)], "image": ["text"]}), folder / "pictures-2.parquet")
     pq.write_table(pa.table({"other": [1]}), folder / "pictures-3.parquet")
@@ -122,13 +122,13 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     assert asked(api, "samples/step-000003", lost) == {"problem": "samples/step-000003 has no copy of it"}
     assert "problem" in asked(api, "samples/step-000003/../..", lost)
     written = write_report([RunData(run)], tmp_path / "out")
-    assert written.pictures == {"run": (5, 7)}
+    assert written.images == {"run": (5, 7)}
     line = json.loads(json.dumps(tracked_samples(run / "samples", 3)[0].messages))[2]["content"]
     assert line == "[image 600 x 400] and [image 84 x 56]"
 
 
 def test_a_conversation_shows_only_what_its_environment_did(run: Path) -> None:
-    """Not the row's own picture, which no message has."""
+    """Not the row's own image, which no message has."""
     prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(drawing(0),))
     said = [{"role": "user", "content": "Ready?"}, {"role": "assistant", "content": "b"}]
     facts: Any = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop", "ended": "done"}
@@ -139,7 +139,7 @@ def test_a_conversation_shows_only_what_its_environment_did(run: Path) -> None:
     assert tracked_samples(run / "samples", 3)[0].messages[0]["content"] == "Ready?"
 
 
-def test_a_list_names_the_pictures_and_not_what_a_model_wrote(run: Path) -> None:
+def test_a_list_names_the_images_and_not_what_a_model_wrote(run: Path) -> None:
     rows = api_of(run).answer("samples", {"prompt_id": "drawn:train:1"})["rows"]
     assert {row["prompt"] for row in rows} == {"[image 600 x 400]\nWhat is drawn? And [image 84 x 56]?"}
     assert {row["response"] for row in rows} == {"<image> 0", "<image> 1"}
@@ -155,9 +155,9 @@ def test_view_answers_with_a_thumbnail_or_the_reason(run: Path) -> None:
     assert size_of(decoded(asked(api, "drawn:test:0", drawing(9))["src"])) == (84, 56)
     assert "truncated" in asked(api, "drawn:train:3", noise(3)[:300])["problem"]
     assert asked(api, "drawn:train:0", drawing(5)) == {"problem": f"no longer in {run.parent / 'data'}"}
-    assert "problem" in api.answer("picture", {})
+    assert "problem" in api.answer("image", {})
     with pytest.raises(RlcliError, match="no run 3"):
-        api.answer("picture", {"run": "3"})
+        api.answer("image", {"run": "3"})
 
 
 def test_what_was_shown_is_kept_but_not_for_ever(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +173,9 @@ def test_what_was_shown_is_kept_but_not_for_ever(run: Path, monkeypatch: pytest.
     assert "problem" in asked(api, "drawn:train:0", drawing(0))
 
 
-def test_a_report_has_each_picture_once(run: Path, tmp_path: Path) -> None:
+def test_a_report_has_each_image_once(run: Path, tmp_path: Path) -> None:
     written = write_report([RunData(run)], tmp_path / "out")
-    assert written.pictures == {"run": (4, 5)}
+    assert written.images == {"run": (4, 5)}
     html = written.path.read_text()
     album, piece = data_of(html, "data")["pictures"][0], data_of(html, "0/pictures/0")
     assert piece.keys() == album["pieces"].keys() == {image_digest(one) for one in ROWS[0] + ROWS[1] + (drawing(9),)}
@@ -188,7 +188,7 @@ def test_a_report_has_each_picture_once(run: Path, tmp_path: Path) -> None:
 def test_no_original_bytes_are_in_a_report(tmp_path: Path) -> None:
     secret = b"<script>window.broken=1</script>"
     data = write_data(tmp_path / "data", [(drawing(0) + secret,), (secret,)])
-    written = write_report([RunData(write_picture_run(tmp_path / "run", data))], tmp_path / "out")
+    written = write_report([RunData(write_image_run(tmp_path / "run", data))], tmp_path / "out")
     html = with_unpacked(written.path.read_text())
     assert secret not in html
     for at in range(3):
@@ -197,11 +197,11 @@ def test_no_original_bytes_are_in_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_pictures_leave_room_for_samples_and_stop_at_the_limit(tmp_path: Path) -> None:
+def test_images_leave_room_for_samples_and_stop_at_the_limit(tmp_path: Path) -> None:
     rows = [(noise(number, (256, 256)),) for number in range(90)]
-    run = write_picture_run(tmp_path / "run", write_data(tmp_path / "data", rows), steps=1)
+    run = write_image_run(tmp_path / "run", write_data(tmp_path / "data", rows), steps=1)
     written = write_report([RunData(run)], tmp_path / "out", 2 * MB)
-    shown, of = written.pictures["run"]
+    shown, of = written.images["run"]
     assert 5 < shown < of == 90
     assert written.bytes <= 2 * MB
     album = data_of(written.path.read_text(), "data")["pictures"][0]
@@ -209,7 +209,7 @@ def test_pictures_leave_room_for_samples_and_stop_at_the_limit(tmp_path: Path) -
     assert len(album["pieces"]) + album["unshown"] == 90
 
 
-def test_pictures_are_in_pieces_beside_those_of_samples(
+def test_images_are_in_pieces_beside_those_of_samples(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_report, "ONE_FILE", 1000)
@@ -224,7 +224,7 @@ def test_pictures_are_in_pieces_beside_those_of_samples(
 def test_a_report_without_the_data_gives_the_reason_once(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
     written = write_report([RunData(run)], tmp_path / "out")
-    assert written.pictures == {"run": (0, 5)}
+    assert written.images == {"run": (0, 5)}
     album = data_of(written.path.read_text(), "data")["pictures"][0]
     assert album == {
         "pieces": {},
@@ -234,10 +234,10 @@ def test_a_report_without_the_data_gives_the_reason_once(run: Path, tmp_path: Pa
     }
 
 
-def test_runs_without_pictures_have_none_of_it(tmp_path: Path) -> None:
-    run = write_picture_run(tmp_path / "run", write_data(tmp_path / "data", [(), ()]))
+def test_runs_without_images_have_none_of_it(tmp_path: Path) -> None:
+    run = write_image_run(tmp_path / "run", write_data(tmp_path / "data", [(), ()]))
     written = write_report([RunData(run)], tmp_path / "out")
-    assert written.pictures == {}
+    assert written.images == {}
     assert "images" not in json.dumps(data_of(written.path.read_text(), "0/samples/1"))
 
 
@@ -245,7 +245,7 @@ def test_hostile_columns_of_samples_break_nothing(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    run = write_picture_run(tmp_path / "run", write_data(tmp_path / "data", [(drawing(0),)]), steps=1)
+    run = write_image_run(tmp_path / "run", write_data(tmp_path / "data", [(drawing(0),)]), steps=1)
     file = run / "samples" / "step-000001" / "rank-0.parquet"
     table = pq.read_table(file)
     hostile = [[{"digest": "<b>", "width": -3, "height": 2**62}, None], None]
@@ -256,11 +256,11 @@ def test_hostile_columns_of_samples_break_nothing(tmp_path: Path) -> None:
         first = api.answer("samples", {})["rows"][0]
         assert first["prompt"].startswith(("[image]", "<image>"))
         api.answer("group", {"step": "1", "prompt": "drawn:train:0"})
-        assert write_report([RunData(run)], tmp_path / "out").pictures == {}
+        assert write_report([RunData(run)], tmp_path / "out").images == {}
 
 
-def test_a_transparent_or_turned_picture_is_shown_as_the_model_sees_it(tmp_path: Path) -> None:
+def test_a_transparent_or_turned_image_is_shown_as_the_model_sees_it(tmp_path: Path) -> None:
     clear = encoded(Image.new("RGBA", (20, 10), (0, 0, 0, 0)))
-    run = write_picture_run(tmp_path / "run", write_data(tmp_path / "data", [(clear,)]), steps=1)
+    run = write_image_run(tmp_path / "run", write_data(tmp_path / "data", [(clear,)]), steps=1)
     shown = Image.open(io.BytesIO(decoded(asked(api_of(run), "drawn:train:0", clear)["src"])))
     assert (shown.mode, shown.getpixel((0, 0))) == ("RGB", (255, 255, 255))

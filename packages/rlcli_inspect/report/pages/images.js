@@ -1,13 +1,13 @@
-// Pictures of prompts, where their markers are: thumbnails that are loaded when they come into view.
+// Images of prompts, where their markers are: thumbnails that are loaded when they come into view.
 "use strict";
 
 R.MARKER = "<image>";
-R.pictureName = (image) => (image.width && image.height ? `[image ${image.width} x ${image.height}]` : "[image]");
+R.imageName = (image) => (image.width && image.height ? `[image ${image.width} x ${image.height}]` : "[image]");
 
-// A text with the names of pictures in place of their markers, as `worded` in Python.
+// A text with the names of images in place of their markers, as `worded` in Python.
 R.worded = (text, images) => {
   const parts = text.split(R.MARKER);
-  const names = images.map(R.pictureName);
+  const names = images.map(R.imageName);
   const last = Math.min(names.length, parts.length - 1);
   const shown = parts.slice(0, last).map((part, at) => part + names[at]).join("") + parts.slice(last).join(R.MARKER);
   return shown + names.slice(last).map((name) => ` ${name}`).join("");
@@ -21,14 +21,14 @@ R.seen = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "300px" });
 
-// One picture; a click enlarges it, unless it is `plain`. Where it cannot be shown, its name and the reason.
-R.picture = (image, { plain = false, place = 0, count = 1 } = {}) => {
-  const name = R.pictureName(image);
-  const box = R.h("span.picture", {}, R.h("span.faint", {}, name));
-  const alt = `picture${count > 1 ? ` ${place + 1} of ${count}` : ""}${image.width ? `, ${image.width} x ${image.height} pixels` : ""}`;
+// One image; a click enlarges it, unless it is `plain`. Where it cannot be shown, its name and the reason.
+R.image = (image, { plain = false, place = 0, count = 1 } = {}) => {
+  const name = R.imageName(image);
+  const box = R.h("span.image", {}, R.h("span.faint", {}, name));
+  const alt = `image${count > 1 ? ` ${place + 1} of ${count}` : ""}${image.width ? `, ${image.width} x ${image.height} pixels` : ""}`;
   const given = { digest: image.digest, where: image.where };
   box.load = async () => {
-    const found = image.digest ? await R.ask("picture", given).catch((error) => ({ problem: error.message })) : { problem: "the run saved no digest of it" };
+    const found = image.digest ? await R.ask("image", given).catch((error) => ({ problem: error.message })) : { problem: "the run saved no digest of it" };
     if (!found.src) return R.fill(box, R.h("span.faint.missing", {}, name, plain ? null : [" not shown: ", R.text(found.problem)]));
     const thumbnail = R.h("img", { src: found.src, alt });
     R.fill(box, plain ? thumbnail : R.h("button", { type: "button", title: "Enlarge", "aria-label": `enlarge ${alt}`, onclick: () => R.enlarge(found.src, alt, given) }, thumbnail));
@@ -39,15 +39,15 @@ R.picture = (image, { plain = false, place = 0, count = 1 } = {}) => {
 
 R.enlarge = (src, alt, given) => {
   const shown = R.h("img", { src, alt });
-  const dialog = R.h("dialog.enlarged", { "aria-label": "picture", onclose: () => dialog.remove(), onclick: () => dialog.close() }, shown, R.h("button", { type: "button", autofocus: true }, "Close"));
+  const dialog = R.h("dialog.enlarged", { "aria-label": "image", onclose: () => dialog.remove(), onclick: () => dialog.close() }, shown, R.h("button", { type: "button", autofocus: true }, "Close"));
   document.body.append(dialog);
   dialog.showModal();
   // A report has the thumbnail alone.
-  if (R.source.live) R.ask("picture", { ...given, large: "1" }).then((found) => found.src && (shown.src = found.src), () => {});
+  if (R.source.live) R.ask("image", { ...given, large: "1" }).then((found) => found.src && (shown.src = found.src), () => {});
 };
 
-// The text of a message with its pictures in place of the markers; those without a marker come last.
-R.withPictures = (text, images, options) => {
+// The text of a message with its images in place of the markers; those without a marker come last.
+R.withImages = (text, images, options) => {
   const parts = text.split(R.MARKER);
   const [nodes, count] = [[], images.length];
   let row = null;
@@ -58,8 +58,8 @@ R.withPictures = (text, images, options) => {
   };
   images.forEach((image, place) => {
     add(parts[place] ?? "", { missing: 0 });
-    if (!row) nodes.push((row = R.h("div.pictures", {})));
-    row.append(R.picture(image, { place, count }));
+    if (!row) nodes.push((row = R.h("div.images", {})));
+    row.append(R.image(image, { place, count }));
   });
   add(parts.slice(count).join(R.MARKER), {});
   return nodes;
