@@ -19,7 +19,7 @@ import typer
 from typer import TyperException
 
 from rlcli.algorithms.build import build_algorithm
-from rlcli.config.keys import find, sections, unknown_key
+from rlcli.config.keys import find_key, sections, unknown_key
 from rlcli.config.load import resolve
 from rlcli.config.recipes import names as recipe_names
 from rlcli.errors import RlcliError
@@ -199,10 +199,10 @@ def _keys(name: str, given: dict[str, Any]) -> str:
     sets = [text for text in given.get("sets") or () if not STANDS_FOR.match(text)]
     for text in sets:
         key = text.partition("=")[0].strip()
-        if find(key) is None:
+        if find_key(key) is None:
             raise unknown_key(key)
     key = given.get("key")
-    if key and not _stands_for(key) and find(key) is None and key not in sections():
+    if key and not _stands_for(key) and find_key(key) is None and key not in sections():
         raise unknown_key(key)
     recipe = given.get("recipe")
     code = any(text.startswith("algorithm.code") for text in sets)
@@ -283,5 +283,5 @@ def key_complaints(page: Path, text: str | None = None) -> list[str]:
     for _, language, body in FENCE.findall(text):
         tables = tomllib.loads(body) if language == "toml" and "…" not in body else {}
         for section in {*tables} & {*sections()}:
-            found += [f"{section}.{key}" for key in tables[section] if find(f"{section}.{key}") is None]
+            found += [f"{section}.{key}" for key in tables[section] if find_key(f"{section}.{key}") is None]
     return found

@@ -149,7 +149,7 @@ def quickstart(
     from rlcli.support.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.launch.preflight import check_machine
+    from rlcli.launch.device_checks import check_machine
     from rlcli.runs.folder import RunFolder, default_out
 
     started = time.monotonic()

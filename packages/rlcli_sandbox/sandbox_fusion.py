@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
-from rlcli_sandbox.judge.calls import Job, sendable, with_nonce
+from rlcli_sandbox.judge.calls import Job, encoded_job, with_nonce
 from rlcli_sandbox.judge.judgement import Judgement
 from rlcli_sandbox.judge.scripts import same_output
 from rlcli_sandbox.limits import Limits
@@ -65,7 +65,7 @@ class FusionJudge:
 
     def calls(self, program: str, job: Job, limits: Limits) -> Judgement:
         nonce, limits = secrets.token_hex(16), _on_the_wall(limits)
-        order = {"program": program, "job": sendable(job), "limits": dataclasses.asdict(limits), "nonce": nonce}
+        order = {"program": program, "job": encoded_job(job), "limits": dataclasses.asdict(limits), "nonce": nonce}
         ran = self._run(_driver(), json.dumps(order), limits.wall_s + 1.0)
         lines = reversed(str(ran["stdout"] or "").splitlines())
         result = next(filter(None, (with_nonce(line, nonce) for line in lines)), None)

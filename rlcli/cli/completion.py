@@ -42,7 +42,7 @@ def recipes(incomplete: str) -> Iterable[str]:
 @completer
 def keys(incomplete: str) -> Iterable[str]:
     """Keys with their `=`; after it, or for a single matching key, the values in its rule or a registry."""
-    from rlcli.config.keys import find
+    from rlcli.config.keys import find_key
     from rlcli.config.keys import keys as known
 
     name, equals, _ = incomplete.partition("=")
@@ -51,7 +51,7 @@ def keys(incomplete: str) -> Iterable[str]:
         if len(matching) != 1 or not (values := _values_of(matching[0], known()[matching[0]].rule)):
             return [f"{key}=" for key in matching]
         return [f"{matching[0]}={value}" for value in values]
-    key = find(name)
+    key = find_key(name)
     return [f"{name}={value}" for value in _values_of(name, key.rule if key else "")]
 
 

@@ -218,19 +218,19 @@ def per_rank(
     return [(parts[part], *others) for part in part_of]
 
 
-def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
+def first_per_data_rank(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
     """The result of the first rank of each data rank.
 
-    >>> one_each(["a", "a again", "b", "b again"], data_ranks=[0, 0, 1, 1])
+    >>> first_per_data_rank(["a", "a again", "b", "b again"], data_ranks=[0, 0, 1, 1])
     ['a', 'b']
     """
     return [results[data_ranks.index(data_rank)] for data_rank in range(1 + max(data_ranks))]
 
 
-def add_up(results: list[Sums]) -> Sums:
+def sum_by_key(results: list[Sums]) -> Sums:
     """Sum dicts key by key; some may lack keys.
 
-    >>> add_up([{"a": 1.0}, {"a": 2.0, "b": 1.0}])
+    >>> sum_by_key([{"a": 1.0}, {"a": 2.0, "b": 1.0}])
     {'a': 3.0, 'b': 1.0}
     """
     total: Sums = {}

@@ -46,11 +46,12 @@ DETERMINISTIC_ENV = {
 }
 """On GPUs, with train.deterministic."""
 
-PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_ENDPOINT", "WANDB_MODE")
-PASSED_ON_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "VLLM_")
-"""Variables of the driver that are passed to the workers of a running cluster, whose machines were started without
-them: of collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
-OF_ONE_MACHINE = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
+FORWARDED_VARIABLES = ("HF_HUB_OFFLINE", "HF_HOME", "HF_ENDPOINT", "WANDB_MODE")
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "VLLM_")
+"""Variables of the driver that workers inherit, since the machines of a running cluster were started without them: for
+collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
+PER_MACHINE_VARIABLES = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
+"""Variables that are never forwarded: they are valid on one machine."""
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -68,17 +69,17 @@ class Pool:
     """CPU threads of each worker, on CPUs."""
     deterministic: bool = False
     """Use kernels that give the same bits each time on GPUs."""
-    key: str = "cluster.workers"
+    workers_key: str = "cluster.workers"
     """Config key of the number of workers, for messages."""
-    engine: int = 1
-    """Consecutive workers that share an engine, and so a machine, if one is large enough."""
-    whole: bool = False
-    """One actor holds the devices of an engine, which must be on one machine."""
+    engine_size: int = 1
+    """Consecutive workers that share an engine (tensor parallel), and a machine if one is large enough."""
+    one_actor_per_engine: bool = False
+    """One actor holds all devices of an engine, which must be on one machine."""
 
     @property
-    def split(self) -> str:
-        """Config key of the engine's size."""
-        return "tensor_parallel" if self.whole else "rollout.tensor_parallel"
+    def engine_size_key(self) -> str:
+        """Config key of `engine_size`, for messages."""
+        return "tensor_parallel" if self.one_actor_per_engine else "rollout.tensor_parallel"
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -118,12 +119,12 @@ def start_group(
     this pool that exist already. reservation: the result of `reserve` for the pool, if it was called."""
     for stale_note in logs.glob(f"{name}-*.stack"):
         stale_note.unlink(missing_ok=True)
-    placed = placed or place(worker, pool, *args, reservation=reservation)
+    placed = placed or start_actors(worker, pool, *args, reservation=reservation)
     same_bits = pool.device == "cpu" or pool.deterministic
     return WorkerGroup(placed.actors, logs, placed.placement_group, name, stall_s, same_bits)
 
 
-def place(worker: type, pool: Pool, *args: Any, reservation: Reservation | None = None) -> PlacedActors:
+def start_actors(worker: type, pool: Pool, *args: Any, reservation: Reservation | None = None) -> PlacedActors:
     """Start actors of class `worker`, each constructed with (rank, world size, *args)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -131,7 +132,7 @@ def place(worker: type, pool: Pool, *args: Any, reservation: Reservation | None 
     reservation = reservation or reserve([pool])[0]
     actor = ray.remote(worker)
     environment = worker_environment(pool, os.environ)
-    devices = pool.engine if pool.whole else 1
+    devices = pool.engine_size if pool.one_actor_per_engine else 1
     actors = [
         actor.options(
             num_cpus=pool.bundle["CPU"] * devices,
@@ -160,8 +161,8 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
     environment = {
         name: value
         for name, value in driver.items()
-        if (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES))
-        and name not in OF_ONE_MACHINE
+        if (name in FORWARDED_VARIABLES or name.startswith(FORWARDED_PREFIXES))
+        and name not in PER_MACHINE_VARIABLES
         and not SECRET_NAME.search(name)  # Ray logs the environment variables that it is given
     }
     environment |= WORKER_ENV
@@ -186,11 +187,11 @@ def reserve(pools: Sequence[Pool], placed_pools: Sequence[Pool] = (), wait_s: fl
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    machines = retried(lambda: _capacity([*placed_pools, *pools]), wait_s)
+    machines = retried(lambda: _cluster_resources([*placed_pools, *pools]), wait_s)
     reservations: dict[int, Reservation] = {}
     # Engines of many workers first: single workers fit into the remaining space.
-    for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
-        unit = _unit(pool, machines)
+    for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine_size):
+        unit = _workers_per_bundle(pool, machines)
         bundles = [{kind: each * unit for kind, each in pool.bundle.items()}] * (pool.workers // unit)
         assert pool.workers % unit == 0, "rollout.tensor_parallel divides the workers"
         group = placement_group(bundles, strategy="PACK")
@@ -199,26 +200,26 @@ def reserve(pools: Sequence[Pool], placed_pools: Sequence[Pool] = (), wait_s: fl
                 remove_placement_group(reserved_group)
             raise SetupError(
                 f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
-                f"wait for other jobs to end or lower {pool.key}",
+                f"wait for other jobs to end or lower {pool.workers_key}",
             )
-        reservations[index] = Reservation(group, [bundle for bundle in _by_machine(group) for _ in range(unit)])
+        reservations[index] = Reservation(group, [bundle for bundle in _bundles_by_machine(group) for _ in range(unit)])
     return [reservations[index] for index in range(len(pools))]
 
 
-def _by_machine(group: PlacementGroup) -> list[int]:
+def _bundles_by_machine(group: PlacementGroup) -> list[int]:
     """The bundles of a placement group, grouped by machine, machines ordered by address."""
     import ray
     from ray.util.placement_group import placement_group_table
 
-    address = {node["NodeID"]: _in_order(node["NodeManagerAddress"]) for node in ray.nodes()}
+    address = {node["NodeID"]: _address_sort_key(node["NodeManagerAddress"]) for node in ray.nodes()}
     node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return sorted(node_of, key=lambda bundle: (address.get(node_of[bundle], ""), node_of[bundle], bundle))
 
 
-def _in_order(address: str) -> str:
+def _address_sort_key(address: str) -> str:
     """A text that sorts in the order of addresses.
 
-    >>> _in_order("10.0.0.9") < _in_order("10.0.0.10") < _in_order("10.0.1.1")
+    >>> _address_sort_key("10.0.0.9") < _address_sort_key("10.0.0.10") < _address_sort_key("10.0.1.1")
     True
     """
     try:
@@ -240,7 +241,7 @@ def retried(work: Callable[[], T], wait_s: float = 0.0) -> T:
             time.sleep(RETRY_EVERY_S)
 
 
-def _capacity(pools: Sequence[Pool]) -> list[dict[str, float]]:
+def _cluster_resources(pools: Sequence[Pool]) -> list[dict[str, float]]:
     """The machines' resources. Raises `SetupError` if they do not suffice."""
     import ray
 
@@ -251,60 +252,62 @@ def _capacity(pools: Sequence[Pool]) -> list[dict[str, float]]:
 
 def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]]) -> None:
     """Raise `SetupError` if machines with these resources, all of them free, cannot hold the pools."""
-    keys, workers = " + ".join(pool.key for pool in pools), sum(pool.workers for pool in pools)
+    keys, workers = " + ".join(pool.workers_key for pool in pools), sum(pool.workers for pool in pools)
     numbers = " + ".join(str(pool.workers) for pool in pools)
     for kind, each in pools[0].bundle.items():
         available = sum(machine.get(kind, 0) for machine in machines)
         if available < each * workers:
-            counts = _counted([int(machine.get(kind, 0)) for machine in machines])
+            counts = _describe_counts([int(machine.get(kind, 0)) for machine in machines])
             on = f" on {len(machines)} machines ({counts})" if len(machines) > 1 else ""
             raise SetupError(
                 f"{keys} = {numbers} needs {each * workers:.0f} {kind}s, the cluster has {available:.0f}{on}",
-                f"lower {pools[0].key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
+                f"lower {pools[0].workers_key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
             )
-    slots = _slots(pools[0], machines)
+    slots = _worker_slots(pools[0], machines)
     for pool in pools:
-        unit = pool.engine if pool.whole else _unit(pool, machines)
+        unit = pool.engine_size if pool.one_actor_per_engine else _workers_per_bundle(pool, machines)
         wanted, fit = pool.workers // unit, sum(free_slots // unit for free_slots in slots)
         if unit > 1 and wanted > fit:
             raise SetupError(
-                f"{pool.key} = {pool.workers} with {pool.split} = {pool.engine}: each of the {wanted} "
-                f"engines lies on one machine, and there is room for {fit}: the machines hold {_counted(slots)} "
-                "workers",
-                _fix(pool, slots, fit * unit),
+                f"{pool.workers_key} = {pool.workers} with {pool.engine_size_key} = {pool.engine_size}: each "
+                f"of the {wanted} engines lies on one machine, and there is room for {fit}: the machines hold "
+                f"{_describe_counts(slots)} workers",
+                _capacity_hint(pool, slots, fit * unit),
             )
     if workers > sum(slots):
         raise SetupError(
-            f"{keys} = {numbers}, but the cluster's machines hold {_counted(slots)} workers, each with a CPU and a GPU",
-            f"lower {pools[0].key}, or let each machine have a CPU for each of its GPUs",
+            f"{keys} = {numbers}, but the cluster's machines hold {_describe_counts(slots)} workers, each with a CPU "
+            "and a GPU",
+            f"lower {pools[0].workers_key}, or let each machine have a CPU for each of its GPUs",
         )
 
 
-def _fix(pool: Pool, slots: Sequence[int], fitting_workers: int) -> str:
-    """Hint: fewer workers, or an engine size that fits the machines."""
+def _capacity_hint(pool: Pool, slots: Sequence[int], fitting_workers: int) -> str:
+    """Hint for a lack of room: fewer workers, or an engine size that fits the machines."""
     smaller = [
         engine
-        for engine in range(pool.engine - 1, 0, -1)
+        for engine in range(pool.engine_size - 1, 0, -1)
         if pool.workers % engine == 0 and sum(free_slots // engine for free_slots in slots) >= pool.workers // engine
     ]
-    fewer = [f"{pool.key} = {fitting_workers}"] if fitting_workers else []
-    return "set " + " or ".join([*fewer, *(f"{pool.split} = {engine}" for engine in smaller[:1])])
+    fewer = [f"{pool.workers_key} = {fitting_workers}"] if fitting_workers else []
+    return "set " + " or ".join([*fewer, *(f"{pool.engine_size_key} = {engine}" for engine in smaller[:1])])
 
 
-def _unit(pool: Pool, machines: Sequence[Mapping[str, float]]) -> int:
+def _workers_per_bundle(pool: Pool, machines: Sequence[Mapping[str, float]]) -> int:
     """Number of workers that must share a machine: those of an engine, if any machine is large enough, else one."""
-    return pool.engine if pool.engine <= max(_slots(pool, machines), default=0) else 1
+    return pool.engine_size if pool.engine_size <= max(_worker_slots(pool, machines), default=0) else 1
 
 
-def _slots(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
+def _worker_slots(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
     """Number of workers that each machine could hold, without machines that could hold none."""
     slots = [min(int(machine.get(kind, 0) // each) for kind, each in pool.bundle.items()) for machine in machines]
     return [count for count in slots if count]
 
 
-def _counted(numbers: Sequence[int]) -> str:
-    """
-    >>> _counted([8, 4, 8, 8])
+def _describe_counts(numbers: Sequence[int]) -> str:
+    """Equal numbers summarised, largest first.
+
+    >>> _describe_counts([8, 4, 8, 8])
     '3 × 8, 4'
     """
     counts = sorted(Counter(numbers).items(), reverse=True)

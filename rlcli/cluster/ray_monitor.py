@@ -21,18 +21,18 @@ from rlcli.support.redact import printable
 OnLost = Callable[[str, str], NoReturn]
 """Called with the process that died and a message, in a thread while the main one may hang; exits the process."""
 
-LOOK_EVERY_S, CONNECT_S = 5.0, 5.0
+POLL_S, CONNECT_TIMEOUT_S = 5.0, 5.0
 HEAD_LOST_S = 40.0
 """Time for which the head of a running cluster may be unreachable: it may come back. Ray exits silently after 60 s."""
 
 
-def leave(who: str, message: str) -> NoReturn:
-    """Print the message and exit: for a command without a run to resume."""
+def exit_on_loss(who: str, message: str) -> NoReturn:
+    """Print the message and exit: an `OnLost` for commands without a run to resume."""
     print(printable(f"error: {message}"), file=sys.stderr, flush=True)
     os._exit(REPORTED if is_supervised() else 1)
 
 
-class RayMonitor:
+class DaemonMonitor:
     """Calls `on_lost` when one of `daemons`, process id → name, ends before `close`."""
 
     def __init__(self, daemons: Mapping[int, str], on_lost: OnLost) -> None:
@@ -46,7 +46,7 @@ class RayMonitor:
             except OSError:
                 continue  # A kernel before 5.3 has no such descriptors: only Ray will notice.
         self._closing = os.eventfd(0)
-        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="ray-monitor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class RayMonitor:
             self._on_lost("the Ray head", f"the Ray head ({self._names[min(ended)]}) died")
 
 
-class HeadSentinel:
+class HeadMonitor:
     """Calls `on_lost` when the head of the running cluster at `address` (host:port) cannot be reached for
     HEAD_LOST_S, until `close`."""
 
@@ -72,7 +72,7 @@ class HeadSentinel:
         host, _, port = address.rpartition(":")
         self._address, self._on_lost = (host, int(port)), on_lost
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="head-monitor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class HeadSentinel:
     def _watch(self) -> None:
         seen, why, away = time.monotonic(), "", 0.0
         while away <= HEAD_LOST_S:
-            if self._closing.wait(LOOK_EVERY_S):
+            if self._closing.wait(POLL_S):
                 return
             why = self._unreachable()
             seen = seen if why else time.monotonic()
@@ -91,7 +91,7 @@ class HeadSentinel:
 
     def _unreachable(self) -> str:
         try:
-            socket.create_connection(self._address, timeout=CONNECT_S).close()
+            socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S).close()
         except OSError as error:
             return error.strerror or str(error)
         return ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.placement import Pool, retried
-from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
+from rlcli.cluster.ray_monitor import DaemonMonitor, HeadMonitor, OnLost, exit_on_loss
 from rlcli.cluster.reaper import Reaper
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
@@ -36,16 +36,16 @@ MIN_OPEN_FILES = 1024
 """Open files of Ray's daemons, the workers' sockets and the weight files."""
 
 SERVER_CPUS = 8
-"""CPUs that a local cluster counts beyond the machine's, for servers of models: they work while the workers wait."""
+"""CPUs that a local cluster has beyond the machine's cores, for servers of models: they work while the workers wait."""
 
-HELPERS = ("/monitor.py", "/log_monitor.py")
-"""Ray's autoscaler and log monitor, which a local cluster of one machine starts too and does not need."""
+OPTIONAL_DAEMONS = ("/monitor.py", "/log_monitor.py")
+"""Ray's autoscaler and log monitor: a local cluster starts them although one machine does not need them."""
 
-LOOK_EVERY_S, LOWEST = 0.2, 19
-"""Interval at which to look for them, and their priority (`nice`)."""
+POLL_S, LOWEST_PRIORITY = 0.2, 19
+"""Seconds between two searches for them, and the priority (`nice`) that they get."""
 
-HEAD = ("gcs_server", "raylet")
-"""The daemons that every local cluster has."""
+HEAD_DAEMONS = ("gcs_server", "raylet")
+"""Daemons without which a local cluster cannot work."""
 
 CLOSED_ENV = {
     # Ray's daemons, agents, workers and drivers then have the address 127.0.0.1, and listen on it alone.
@@ -56,15 +56,15 @@ CLOSED_ENV = {
     # Ray's autoscaler would serve its counters to everybody. No setting turns that off; it continues without a port.
     "AUTOSCALER_METRIC_PORT": "-1",
 }
-"""Environment variables with which everything on this machine listens on loopback, and answers only this user."""
+"""Environment variables with which all services of this machine listen on loopback, and answer only this user."""
 
 TOKEN_FILE = "token"
 """File in the folder of a local cluster with the token that its services require."""
 
 
 def resolve_device(requested: str, address: str) -> str:
-    """`auto` becomes cuda if this machine has a GPU that the installed packages are built for, else cpu. A device
-    that this machine or its packages do not support is an error, unless workers run on a running cluster, which is
+    """The device that workers use, `cuda` or `cpu`: `auto` selects cuda if this machine has a GPU and packages built
+    for it. Raises `SetupError` for a device that this machine or its packages do not support; a running cluster is
     checked after connecting."""
     gpu_present, built_for = has_gpu(), _built_for()
     if not cluster_address(address):
@@ -128,7 +128,7 @@ def policy_pool(config: RunConfig, device: str) -> Pool:
         device,
         1 if deterministic else worker_threads(config.all_workers),
         deterministic,
-        engine=1 if config.rollout.workers else config.rollout.tensor_parallel,
+        engine_size=1 if config.rollout.workers else config.rollout.tensor_parallel,
     )
 
 
@@ -168,23 +168,23 @@ def _check_home() -> None:
 
 
 @contextlib.contextmanager
-def ray_session(address: str, workers: int, on_lost: OnLost = leave, wait_s: float = 0.0) -> Iterator[None]:
+def ray_session(address: str, workers: int, on_lost: OnLost = exit_on_loss, wait_s: float = 0.0) -> Iterator[None]:
     """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block.
 
     on_lost: called in a thread when the cluster's head dies; ends this process. wait_s: how long to try a cluster that
     does not answer.
     """
-    set_environment()
+    set_ray_environment()
     shown, address = with_origin(address), cluster_address(address)
     # Ray prints a worker's death to standard output, where it would corrupt the JSON of a run that continues.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        _joined(address, shown, on_lost, wait_s) if address else local(workers, on_lost),
+        _joined_cluster(address, shown, on_lost, wait_s) if address else local_cluster(workers, on_lost),
     ):
         yield
 
 
-def set_environment() -> None:
+def set_ray_environment() -> None:
     """Set the environment variables that Ray reads when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -211,7 +211,7 @@ def closed_to_others(folder: Path) -> Iterator[None]:
     names = (*CLOSED_ENV, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     previous = {name: os.environ.pop(name, None) for name in names}
     os.environ.update(CLOSED_ENV, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
-    read_settings_again()
+    reload_ray_settings()
     try:
         yield
     finally:
@@ -219,10 +219,10 @@ def closed_to_others(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        read_settings_again()
+        reload_ray_settings()
 
 
-def read_settings_again() -> None:
+def reload_ray_settings() -> None:
     """Make Ray reread the variables for its address and its token, which it read when it was imported."""
     if "ray" not in sys.modules:
         return
@@ -236,17 +236,17 @@ def read_settings_again() -> None:
 
 
 @contextlib.contextmanager
-def _joined(address: str, shown: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
+def _joined_cluster(address: str, shown: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
     """Connect to a running cluster. shown: the address, with its origin."""
     import ray
 
-    read_settings_again()
+    reload_ray_settings()
     retried(lambda: _join(address, shown), wait_s)
-    sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
+    monitor = HeadMonitor(ray.get_runtime_context().gcs_address, on_lost)
     try:
         yield
     finally:
-        sentinel.close()
+        monitor.close()
         ray.shutdown()
 
 
@@ -261,8 +261,8 @@ def _join(address: str, shown: str) -> None:
     try:
         if host and "//" not in host and port.isdecimal():  # Ray itself retries an unreachable address for minutes.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-        with _own_signal_handlers():
-            ray.init(address=address, job_config=_job(), log_to_driver=False, logging_level="ERROR")
+        with _restored_signal_handlers():
+            ray.init(address=address, job_config=_job_config(), log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
@@ -272,7 +272,7 @@ def _join(address: str, shown: str) -> None:
 
 
 @contextlib.contextmanager
-def local(workers: int, on_lost: OnLost) -> Iterator[None]:
+def local_cluster(workers: int, on_lost: OnLost) -> Iterator[None]:
     """A local cluster for this run, closed to others. Its daemons die with the thread that entered this block."""
     store = _object_store_bytes()
     # A separate session folder: Ray leaves its logs and sockets behind, and this way they are removed with the run.
@@ -281,24 +281,24 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
         import ray
 
         reaper = Reaper(folder, group_id())
-        sentinel = None
+        monitor = None
         try:
             cpus = max(workers, os.cpu_count() or 1) + SERVER_CPUS
             # Not the folder itself: Ray opens its session's folders to everybody.
             _start(cpus, store, f"{folder}/s")
             reaper.watch()
-            sentinel = RayMonitor(_daemons(), on_lost)
+            monitor = DaemonMonitor(_head_daemons(), on_lost)
             yield
         finally:
-            if sentinel is not None:
-                sentinel.close()
+            if monitor is not None:
+                monitor.close()
             reaper.watch()  # An interrupt may have come while Ray was starting.
-            reaper.end_helpers(HEAD)
+            reaper.kill_optional_daemons(HEAD_DAEMONS)
             ray.shutdown()
             reaper.close()
 
 
-def _gpus() -> dict[str, int]:
+def _gpu_count_argument() -> dict[str, int]:
     """Ray's argument for the number of GPUs, if Ray would count none: it queries NVML alone."""
     seen = () if for_rocm() or has_nvml() else seen_by_torch()
     return {"num_gpus": len(seen)} if seen else {}
@@ -310,17 +310,17 @@ def _start(cpus: int, store_bytes: int, folder: str) -> None:
 
     for last in (False, True):
         try:
-            with _own_signal_handlers(), _helpers_last():
+            with _restored_signal_handlers(), _deprioritized_daemons():
                 ray.init(
                     address="local",  # Otherwise it would join a cluster that happens to run on this machine.
-                    job_config=_job(),
+                    job_config=_job_config(),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
                     num_cpus=cpus,
                     object_store_memory=store_bytes,
                     _temp_dir=folder,
-                    **_gpus(),
+                    **_gpu_count_argument(),
                 )
             return
         except Exception as error:  # Ray has no class for a daemon that died while starting
@@ -330,7 +330,7 @@ def _start(cpus: int, store_bytes: int, folder: str) -> None:
                 raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
 
 
-def _job() -> JobConfig:
+def _job_config() -> JobConfig:
     """A job whose workers import nothing from the current folder. Ray would put the driver's first on their sys.path,
     so that a `torch.py` there would run; with `_client_job` it omits that, the only effect of this option here."""
     from ray.job_config import JobConfig
@@ -339,20 +339,20 @@ def _job() -> JobConfig:
 
 
 @contextlib.contextmanager
-def _helpers_last() -> Iterator[None]:
-    """Set the lowest priority for `HELPERS` as they start: Ray starts them together with the daemons that a run waits
-    for, and their imports take a second or two of a core."""
+def _deprioritized_daemons() -> Iterator[None]:
+    """Set the lowest priority for `OPTIONAL_DAEMONS` as they start: Ray starts them together with the daemons that a
+    run waits for, and their imports take a second or two of a core."""
     started = threading.Event()
 
     def lower() -> None:
         import psutil
 
         lowered: set[int] = set()
-        while len(lowered) < len(HELPERS) and not started.wait(LOOK_EVERY_S):
+        while len(lowered) < len(OPTIONAL_DAEMONS) and not started.wait(POLL_S):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):  # The process has ended.
-                    if child.pid not in lowered and any(word.endswith(HELPERS) for word in child.cmdline()):
-                        child.nice(LOWEST)
+                    if child.pid not in lowered and any(word.endswith(OPTIONAL_DAEMONS) for word in child.cmdline()):
+                        child.nice(LOWEST_PRIORITY)
                         lowered.add(child.pid)
 
     thread = threading.Thread(target=lower, name="priorities", daemon=True)
@@ -364,22 +364,22 @@ def _helpers_last() -> Iterator[None]:
         thread.join()
 
 
-def _daemons() -> dict[int, str]:
+def _head_daemons() -> dict[int, str]:
     """Process id → name, for the daemons of this driver's own head."""
     import psutil
 
     daemons: dict[int, str] = {}
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # The process has ended.
-            if child.name() in HEAD:
+            if child.name() in HEAD_DAEMONS:
                 daemons[child.pid] = child.name()
-    if missing := set(HEAD) - set(daemons.values()):
+    if missing := set(HEAD_DAEMONS) - set(daemons.values()):
         raise RunFailed(f"the Ray head ({', '.join(sorted(missing))}) died", retry=True)
     return daemons
 
 
 @contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
+def _restored_signal_handlers() -> Iterator[None]:
     """Restore the handlers that the block replaces: with Ray's, a SIGTERM prints a stack and aborts the driver."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -59,14 +59,14 @@ class Reaper:
             self._process.stdin.write(json.dumps(processes) + "\n")
             self._process.stdin.flush()
 
-    def end_helpers(self, head: Collection[str]) -> None:
-        """Kill the session's daemons but those named in `head`: log monitor, autoscaler and API server, which have
-        nothing to save. `ray.shutdown` would give each up to a second to end, one after another."""
+    def kill_optional_daemons(self, required: Collection[str]) -> None:
+        """Kill the session's daemons except those named in `required`: log monitor, autoscaler and API server have no
+        state to save. `ray.shutdown` would give each up to a second to end, one after another."""
         import psutil
 
         for child in self._daemons():
             with contextlib.suppress(psutil.Error):
-                if child.name() not in head:
+                if child.name() not in required:
                     child.kill()
 
     def _daemons(self) -> Iterator[Process]:

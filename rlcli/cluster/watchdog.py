@@ -20,27 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HEADER_BYTES = 256
-START_S = 300.0
+MIN_STARTUP_STALL_S = 300.0
 """Minimum time allowed before the first step: importing torch and vLLM from a cold disk, loading and compiling a model.
 A limit that suits the steps would be too short for it."""
-STARTING = frozenset({"rendezvous", "join", "build"})
-INNERMOST, OUTERMOST = 3, 3
+STARTUP_METHODS = frozenset({"rendezvous", "join", "build"})
+INNER_FRAMES, OUTER_FRAMES = 3, 3
 """Number of stack frames shown in a message."""
 
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
-_WAITING = ("/torch/distributed/", "/threading.py", "/torch/futures/", "<frozen ")
-_WRAPPER = "/cluster/dispatch.py"
+_WAITING_FILES = ("/torch/distributed/", "/threading.py", "/torch/futures/", "<frozen ")
+_DISPATCH_FILE = "/cluster/dispatch.py"
 """The file whose frame calls the worker's method; outside it there are only Ray's own frames."""
-_PLUMBING = ("/torch/", "/contextlib.py", "/functools.py", "/threading.py")
+_WRAPPER_FILES = ("/torch/", "/contextlib.py", "/functools.py", "/threading.py")
 
 
-def bound(method: str, stall_s: float) -> float:
-    """Seconds without progress after which a worker has stalled in `method`."""
-    return max(stall_s, START_S) if method in STARTING else stall_s
+def stall_limit_s(method: str, stall_s: float) -> float:
+    """Seconds without progress after which a worker counts as stalled in `method`."""
+    return max(stall_s, MIN_STARTUP_STALL_S) if method in STARTUP_METHODS else stall_s
 
 
 class _Watch:
-    """The watchdog inside the worker."""
+    """Writes the progress file of this process."""
 
     def __init__(self, path: Path, stall_s: float) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class _Watch:
         self.begin("")
 
     def begin(self, method: str) -> None:
-        """Start counting now. method: the running one; empty: idle, so nothing is expected."""
+        """Record progress, and restart the timer of the stack dump. method: the running one; empty: idle, no timer."""
         faulthandler.cancel_dump_traceback_later()
         self.method = method
         self._count += 1
@@ -61,10 +61,10 @@ class _Watch:
             if os.lseek(self._file, 0, os.SEEK_CUR) != HEADER_BYTES:  # After a dump, the worker made progress again.
                 os.ftruncate(self._file, HEADER_BYTES)
                 os.lseek(self._file, HEADER_BYTES, os.SEEK_SET)
-            note = {"count": self._count, "method": method, "pid": os.getpid(), "host": platform.node()[:64]}
-            os.pwrite(self._file, json.dumps(note).ljust(HEADER_BYTES - 1).encode() + b"\n", 0)
+            header = {"count": self._count, "method": method, "pid": os.getpid(), "host": platform.node()[:64]}
+            os.pwrite(self._file, json.dumps(header).ljust(HEADER_BYTES - 1).encode() + b"\n", 0)
         if method:
-            faulthandler.dump_traceback_later(bound(method, self._stall_s), file=self._file)
+            faulthandler.dump_traceback_later(stall_limit_s(method, self._stall_s), file=self._file)
 
     def close(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -136,8 +136,8 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Note:
-    """The content of a worker's file."""
+class ProgressRecord:
+    """A worker's progress file, as callers read it."""
 
     count: int
     """Increases with the worker's progress."""
@@ -151,7 +151,7 @@ class Note:
     """Stacks of its threads after a stall, innermost frame first; the thread that runs the method comes first."""
 
     @property
-    def waits(self) -> bool:
+    def waits_for_peers(self) -> bool:
         """True if it waits for other ranks: in a collective, including one in a thread of the backward pass."""
         if not self.threads:
             return False
@@ -163,11 +163,11 @@ class Note:
     @property
     def location(self) -> str:
         """The frames of the stalled method, innermost first, without those of torch.distributed or threading."""
-        frames = [frame for frame in self.threads[0] if not any(part in frame.file for part in _WAITING)]
-        ours = next((i for i, frame in enumerate(frames) if frame.file.endswith(_WRAPPER)), len(frames))
-        shown = list(map(str, frames[:ours]))
-        if len(shown) > INNERMOST + OUTERMOST:
-            shown[INNERMOST:-OUTERMOST] = ["…"]
+        frames = [frame for frame in self.threads[0] if not any(part in frame.file for part in _WAITING_FILES)]
+        dispatch_index = next((i for i, frame in enumerate(frames) if frame.file.endswith(_DISPATCH_FILE)), len(frames))
+        shown = list(map(str, frames[:dispatch_index]))
+        if len(shown) > INNER_FRAMES + OUTER_FRAMES:
+            shown[INNER_FRAMES:-OUTER_FRAMES] = ["…"]
         return " < ".join(shown) or "a collective"
 
 
@@ -175,17 +175,19 @@ def _in_collective(frames: Sequence[Frame]) -> bool:
     for frame in frames:
         if "/torch/distributed/" in frame.file:
             return True
-        if not any(part in frame.file for part in _PLUMBING):
+        if not any(part in frame.file for part in _WRAPPER_FILES):
             return False
     return False
 
 
-def read_note(path: Path) -> Note | None:
-    """The last note of the worker whose file is `path`; None if there is no such file, or it is still empty."""
+def read_progress(path: Path) -> ProgressRecord | None:
+    """The progress record in a worker's file `path`; None if there is no such file, or it is still empty."""
     try:
         text = path.read_text(errors="replace")
         header = json.loads(text[:HEADER_BYTES])
-        return Note(header["count"], header["pid"], header["host"], header["method"], _threads(text[HEADER_BYTES:]))
+        return ProgressRecord(
+            header["count"], header["pid"], header["host"], header["method"], _threads(text[HEADER_BYTES:])
+        )
     except (OSError, ValueError, KeyError):
         return None
 
@@ -197,49 +199,50 @@ def _threads(dump: str) -> list[list[Frame]]:
     """
     parts = re.split(r"(?:Current thread|Thread) 0x[^\n]*\n", dump)[:0:-1]  # the interpreter lists its oldest last
     threads = [[Frame(m["file"], int(m["line"]), m["function"]) for m in _FRAME.finditer(part)] for part in parts]
-    return sorted(threads, key=lambda frames: not any(frame.file.endswith(_WRAPPER) for frame in frames))
+    return sorted(threads, key=lambda frames: not any(frame.file.endswith(_DISPATCH_FILE) for frame in frames))
 
 
 class StallDetector:
     """Measures the time without progress of each rank during one call on a group. Time counts only between two checks,
     so that a caller that was itself suspended does not see all ranks as late.
 
-    paths: the ranks' files. stall_s: of one rank; None: no limit. unseen_s: of a rank without a file. every: seconds
-    between two checks.
+    paths: the ranks' progress files. stall_s: limit of one rank; None: no limit. no_file_s: limit of a rank without a
+    file.
     """
 
-    def __init__(self, paths: Sequence[Path], stall_s: float | None, unseen_s: float) -> None:
+    def __init__(self, paths: Sequence[Path], stall_s: float | None, no_file_s: float) -> None:
         self.stall_s = stall_s or 0.0
-        self.every = None if stall_s is None else min(10.0, max(0.2, stall_s / 10))
+        self.interval_s: float | None = None if stall_s is None else min(10.0, max(0.2, stall_s / 10))
+        """Seconds between two checks; None: no checks."""
         self._paths = list(paths)
-        self._limit = float("inf") if stall_s is None else stall_s + min(60.0, max(1.0, stall_s / 10))
-        self._unseen_s = unseen_s
-        self._silent = [0.0] * len(self._paths)
+        self._limit_s = float("inf") if stall_s is None else stall_s + min(60.0, max(1.0, stall_s / 10))
+        self._no_file_s = no_file_s
+        self._idle_s = [0.0] * len(self._paths)
         self._counts = [-1] * len(self._paths)
-        self._looked = time.monotonic()
+        self._last_check = time.monotonic()
 
     def progressed(self, rank: int) -> None:
-        self._silent[rank] = 0.0
+        self._idle_s[rank] = 0.0
 
-    def stalled(self, waiting: Collection[int]) -> dict[int, Note | None]:
-        """The ranks among `waiting` that block the call, with their notes (None: no note), checked at most once every
-        `every` seconds. Ranks that wait for others in a collective are not at fault as long as any of the others makes
-        progress; if all of them wait, all are returned."""
-        elapsed = time.monotonic() - self._looked
-        if self.every is None or elapsed < self.every:
+    def stalled(self, waiting: Collection[int]) -> dict[int, ProgressRecord | None]:
+        """The ranks among `waiting` that block the call, with their progress records (None: no file), checked at most
+        once every `interval_s` seconds. Ranks that wait for others in a collective are not at fault as long as any of
+        the others makes progress; if all of them wait, all are returned."""
+        elapsed = time.monotonic() - self._last_check
+        if self.interval_s is None or elapsed < self.interval_s:
             return {}
-        self._looked += elapsed
-        notes = {rank: read_note(self._paths[rank]) for rank in waiting}
-        for rank, note in notes.items():
-            count = -1 if note is None else note.count
-            self._silent[rank] = (
-                self._silent[rank] + min(elapsed, 2 * self.every) if count == self._counts[rank] else 0.0
+        self._last_check += elapsed
+        records = {rank: read_progress(self._paths[rank]) for rank in waiting}
+        for rank, record in records.items():
+            count = -1 if record is None else record.count
+            self._idle_s[rank] = (
+                self._idle_s[rank] + min(elapsed, 2 * self.interval_s) if count == self._counts[rank] else 0.0
             )
             self._counts[rank] = count
         late = {
-            rank: note
-            for rank, note in notes.items()
-            if self._silent[rank] > (self._limit if note is not None else self._unseen_s)
+            rank: record
+            for rank, record in records.items()
+            if self._idle_s[rank] > (self._limit_s if record is not None else self._no_file_s)
         }
-        blocking = {rank: note for rank, note in late.items() if note is None or not note.waits}
-        return blocking or (late if len(late) == len(notes) else {})
+        blocking = {rank: record for rank, record in late.items() if record is None or not record.waits_for_peers}
+        return blocking or (late if len(late) == len(records) else {})

@@ -9,23 +9,25 @@ from pathlib import Path
 
 from rlcli.errors import RunFailed
 
-OFFLOADS = "on GPUs set train.offload (optimizer, or all)"
-PLANS = "rlcli plan shows what each phase takes, and what fits"
-GENERATES = f"lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent, {OFFLOADS}"
-TRAINS = (
+OFFLOAD_HINT = "on GPUs set train.offload (optimizer, or all)"
+PLAN_HINT = "rlcli plan shows what each phase takes, and what fits"
+ENGINE_MEMORY_HINT = (
+    f"lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent, {OFFLOAD_HINT}"
+)
+TRAINER_MEMORY_HINT = (
     "lower train.tokens_per_microbatch, set model.gradient_checkpointing (true, or on GPUs offload), "
     "raise cluster.workers, or train an adapter with lora.rank"
 )
-SYNCS = f"lower rollout.gpu_memory_utilization, {OFFLOADS}"
-HELPS = {
-    "rollout": GENERATES,
-    "sync_weights": SYNCS,
-    "receive_weights": SYNCS,
-    "receive_broadcast": SYNCS,
-    "release_rollout_memory": SYNCS,
-    "build": f"{GENERATES}; {TRAINS}",
+SYNC_MEMORY_HINT = f"lower rollout.gpu_memory_utilization, {OFFLOAD_HINT}"
+MEMORY_HINTS = {
+    "rollout": ENGINE_MEMORY_HINT,
+    "sync_weights": SYNC_MEMORY_HINT,
+    "receive_weights": SYNC_MEMORY_HINT,
+    "receive_broadcast": SYNC_MEMORY_HINT,
+    "release_rollout_memory": SYNC_MEMORY_HINT,
+    "build": f"{ENGINE_MEMORY_HINT}; {TRAINER_MEMORY_HINT}",
 }
-"""Hints by method that runs out of memory; TRAINS for those that are not listed."""
+"""Hint by the method that runs out of memory; TRAINER_MEMORY_HINT for methods that are not listed."""
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch's by name: the command line does not import torch
 _OOM_TEXT = re.compile(
@@ -43,51 +45,51 @@ _PEER_TEXT = re.compile(
 )
 
 
-def helps(method: str) -> str:
+def memory_hint(method: str) -> str:
     """Hint for `method` when it runs out of memory."""
-    return f"{HELPS.get(method, TRAINS)}; {PLANS}"
+    return f"{MEMORY_HINTS.get(method, TRAINER_MEMORY_HINT)}; {PLAN_HINT}"
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """True if `error` is a failed allocation in the process that raised it."""
     return type(error).__name__ in _OOM_TYPES or bool(_OOM_TEXT.search(str(error)))
 
 
-def lost_a_peer(error: BaseException) -> bool:
+def is_peer_failure(error: BaseException) -> bool:
     """True if `error` means that another process is gone, which is the one to report."""
     return type(error).__name__ in _PEER_TYPES or bool(_PEER_TEXT.search(str(error)))
 
 
-def lost_a_gpu(error: BaseException) -> bool:
+def is_gpu_failure(error: BaseException) -> bool:
     """True if `error` is a failed GPU, after which another process may succeed. The effects of a wrong index on a
     kernel (`illegal memory access`, `device-side assert`) would happen again."""
     return type(error).__name__ == "AcceleratorError" and bool(_GPU_TEXT.search(str(error)))
 
 
-def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
+def out_of_memory_error(rank: int, method: str, error: BaseException) -> RunFailed:
     """The error for a worker that ran out of memory. Not retried: it would happen again."""
     lines = str(error).strip().splitlines()
     return RunFailed(
         f"worker {rank} ran out of memory in {method}: {lines[0] if lines else type(error).__name__}",
-        helps(method),
+        memory_hint(method),
         who=f"worker {rank}",
     )
 
 
-def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
+def actor_died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
     """The error for an actor that is gone. tail: the end of its log; oom_kills: number of processes that the kernel of
     this machine has killed for lack of memory since the worker was started."""
     text, who = str(death).strip(), f"worker {rank}"
-    hint = helps(method)
+    hint = memory_hint(method)
     # Its log is more informative than Ray, unless the process ended before it wrote any.
-    ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
+    ending = f"; its log {log} ends: {tail}" if tail else f": {_ray_summary(text)}"
     if getattr(death, "actor_init_failed", False):  # Its constructor raised, and would raise again.
         return RunFailed(f"{who} died in {method}{ending}", who=who)
     failed = partial(RunFailed, retry=True, who=who)
     if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
-        return failed(f"{who} was killed in {method}: its machine{_node(text)} ran out of memory{ending}", hint)
+        return failed(f"{who} was killed in {method}: its machine{_node_address(text)} ran out of memory{ending}", hint)
     if re.search(r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I):
-        return failed(f"{who} died in {method}: its machine{_node(text)} is gone{ending}")
+        return failed(f"{who} died in {method}: its machine{_node_address(text)} is gone{ending}")
     if oom_kills:
         cause = "the kernel has killed a process on this machine for lack of memory"
         return failed(f"{who} was killed in {method}, and {cause}{ending}", hint)
@@ -108,13 +110,13 @@ def last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
 
 
-def _of_ray(text: str) -> str:
+def _ray_summary(text: str) -> str:
     """The most informative line of Ray's message, which explains at length how to configure Ray."""
     lines = text.splitlines()
     memory = [line.strip() for line in lines if "Memory on the node" in line]
     return (memory or [line.strip() for line in lines[-1:]] or ["the cause is unknown"])[0]
 
 
-def _node(text: str) -> str:
+def _node_address(text: str) -> str:
     match = re.search(r"\bip: (\S+)|IP: ([\d.]+)", text)
     return f" {match[1] or match[2]}" if match else ""

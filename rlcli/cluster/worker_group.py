@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from rlcli.cluster import worker_errors
-from rlcli.cluster.dispatch import Dispatched, add_up, one_each, per_rank
-from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
+from rlcli.cluster.dispatch import Dispatched, first_per_data_rank, per_rank, sum_by_key
+from rlcli.cluster.watchdog import MIN_STARTUP_STALL_S, ProgressRecord, StallDetector, read_progress, stall_limit_s
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.support.redact import printable
 
@@ -66,9 +66,9 @@ class WorkerGroup(Generic[W_co]):
         self._logs = logs
         self._placement_group = placement_group
         self._name = name
-        self._notes = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
+        self._progress_files = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
         self._stall_s = stall_s
-        self._unseen_s = max(START_S, stall_s or 0.0)
+        self._no_file_s = max(MIN_STARTUP_STALL_S, stall_s or 0.0)
         self._oom_kills = worker_errors.kernel_oom_kills()
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class WorkerGroup(Generic[W_co]):
         if dispatch.collect == "first":
             results = results[0]
         elif dispatch.collect == "sum":
-            results = add_up(one_each(results, data_ranks))
+            results = sum_by_key(first_per_data_rank(results, data_ranks))
         return cast(GroupResult, results)
 
     @property
@@ -155,12 +155,12 @@ class WorkerGroup(Generic[W_co]):
         waiting = list(calls)
         stalls = self._stall_detector(name)
         while waiting:
-            ready = _ready(waiting, stalls.every)
+            ready = _ready(waiting, stalls.interval_s)
             results |= self._values(name, [(rank_of[call], call) for call in ready])
             waiting = [call for call in waiting if rank_of[call] not in results]
             self._watch(name, stalls, [rank_of[call] for call in waiting])
         if len(calls) == len(self):
-            self._unseen_s = float("inf")  # All have answered: a file that is not visible is on another disk.
+            self._no_file_s = float("inf")  # All have answered: a file that is not visible is on another disk.
         return [results[rank] for rank in range(len(calls))]
 
     def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, object]) -> Iterator[Any]:
@@ -173,7 +173,7 @@ class WorkerGroup(Generic[W_co]):
         stalls = self._stall_detector(name)
         while waiting:
             items = []
-            for stream in _ready(waiting, stalls.every):
+            for stream in _ready(waiting, stalls.interval_s):
                 try:
                     items.append((rank_of[stream], next(stream)))
                 except StopIteration:
@@ -184,27 +184,33 @@ class WorkerGroup(Generic[W_co]):
             self._watch(name, stalls, [rank_of[stream] for stream in waiting])
 
     def _stall_detector(self, name: str) -> StallDetector:
-        stall_s = None if self._stall_s is None else bound(name, self._stall_s)
-        return StallDetector(self._notes, stall_s, self._unseen_s)
+        stall_s = None if self._stall_s is None else stall_limit_s(name, self._stall_s)
+        return StallDetector(self._progress_files, stall_s, self._no_file_s)
 
     def _watch(self, name: str, stalls: StallDetector, waiting: list[int]) -> None:
         """Raise if ranks that are waited for make no progress."""
         stalled = stalls.stalled(waiting)
         if not stalled:
             return
-        for_s = f"makes no progress in {name} for {stalls.stall_s:g} s"
-        parts = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
-        if all(note and note.waits for note in stalled.values()):
+        symptom = f"makes no progress in {name} for {stalls.stall_s:g} s"
+        parts = [
+            f"worker {rank} {symptom}: {self._describe_stall(rank, record)}" for rank, record in sorted(stalled.items())
+        ]
+        if all(record and record.waits_for_peers for record in stalled.values()):
             parts.append("all wait in a collective, for each other or for a worker that is done")
-        notes = {rank: read_note(self._notes[rank]) for rank in waiting if rank not in stalled}
-        parts += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
+        records = {rank: read_progress(self._progress_files[rank]) for rank in waiting if rank not in stalled}
+        parts += [
+            f"worker {rank} waits for it"
+            for rank, record in sorted(records.items())
+            if record and record.waits_for_peers
+        ]
         logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
         hint = f"see its log {logs}, and its full stack in .stack beside it"
         raise RunFailed("; ".join(parts), hint, retry=True, who=", ".join(f"worker {rank}" for rank in sorted(stalled)))
 
-    def _standstill(self, rank: int, note: Note | None) -> str:
-        if note is not None and note.threads:
-            return note.location
+    def _describe_stall(self, rank: int, record: ProgressRecord | None) -> str:
+        if record is not None and record.threads:
+            return record.location
         tail = self._tail(rank)
         ending = f"; its log ends: {tail}" if tail else ""
         return f"it does not answer (stopped, swapped out, or its machine is gone){ending}"
@@ -238,15 +244,15 @@ class WorkerGroup(Generic[W_co]):
             raise RunFailed(parts, retry=True, who=f"worker {rank}") from error
 
     def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
-        if worker_errors.ran_out_of_memory(cause):
-            return worker_errors.out_of_memory(rank, name, cause)
-        lost = worker_errors.lost_a_peer(cause)
+        if worker_errors.is_out_of_memory(cause):
+            return worker_errors.out_of_memory_error(rank, name, cause)
+        lost = worker_errors.is_peer_failure(cause)
         for other, death in self._deaths(LOST_PEER_GRACE_S if lost else DEATH_GRACE_S):
             return self._died(name, other, death)
         return RunFailed(
             f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
             f"its log is {self._log(rank)}",
-            retry=lost or worker_errors.lost_a_gpu(cause),
+            retry=lost or worker_errors.is_gpu_failure(cause),
             who=f"worker {rank}",
         )
 
@@ -273,7 +279,7 @@ class WorkerGroup(Generic[W_co]):
 
     def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
         oom_kills = worker_errors.kernel_oom_kills() - self._oom_kills
-        return worker_errors.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
+        return worker_errors.actor_died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"{self._name}-{rank}.log"

@@ -32,8 +32,8 @@ RENAMED = {
     "cluster.replicate": "parallel.replicate",
 }
 """Old key → new key. An old one works for one release, with a warning."""
-JOINED = {"train.beta1": ("train.betas", 0), "train.beta2": ("train.betas", 1)}
-"""Old key → the list that has its value now, and its place there; for one release, too."""
+MOVED_INTO_LIST = {"train.beta1": ("train.betas", 0), "train.beta2": ("train.betas", 1)}
+"""Old key → the list that has its value now, and its index there; for one release, too."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Key:
     """JSON type: string, integer, number, boolean, array, object for a table, or any for a value in a table that is not
     restricted to numbers."""
     optional: bool
-    """Whether it may be `unset`."""
-    several: bool = False
-    """Whether it also accepts a list."""
+    """True if it may be `unset`."""
+    accepts_list: bool = False
+    """True if it accepts a list besides a single value."""
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -79,11 +79,11 @@ def keys() -> dict[str, Key]:
     return by_name
 
 
-def current(name: str, origin: str) -> str:
+def current_name(name: str, origin: str) -> str:
     """The current name of a key; warns if `name`, of `origin`, is an old one."""
-    if name not in RENAMED and name not in JOINED:
+    if name not in RENAMED and name not in MOVED_INTO_LIST:
         return name
-    now = RENAMED[name] if name in RENAMED else f"a part of {JOINED[name][0]}"
+    now = RENAMED[name] if name in RENAMED else f"a part of {MOVED_INTO_LIST[name][0]}"
     text = (
         f"the key {name} ({origin}) is now {'called ' * (name in RENAMED)}{now}; the next release refuses the old name"
     )
@@ -91,23 +91,23 @@ def current(name: str, origin: str) -> str:
     return RENAMED.get(name, name)
 
 
-def put(values: dict[str, Any], name: str, value: Any) -> str:
-    """Set a key's value in `values`, of a list that an old key is a part of only that part. Returns the name under
-    which it is there."""
-    if name not in JOINED:
+def set_value(values: dict[str, Any], name: str, value: Any) -> str:
+    """Set a key's value in `values`; an old key that is now an item of a list sets that item. Returns the name of the
+    changed key."""
+    if name not in MOVED_INTO_LIST:
         values[name] = value
         return name
-    list_name, index = JOINED[name]
+    list_name, index = MOVED_INTO_LIST[name]
     parts = list(values.get(list_name, keys()[list_name].default))
     parts[index : index + 1] = [value]
     values[list_name] = parts
     return list_name
 
 
-def find(name: str) -> Key | None:
+def find_key(name: str) -> Key | None:
     """The key called `name`. Every member of a table (`algorithm.options`, `data.chat_template_kwargs`) is a key.
 
-    >>> find("algorithm.options.beta").rule
+    >>> find_key("algorithm.options.beta").rule
     'a number'
     """
     table = keys().get(name.rpartition(".")[0])
@@ -115,18 +115,18 @@ def find(name: str) -> Key | None:
         numbers = table.rule == TABLE
         rule, kind = ("a number", "number") if numbers else ("text, a number, true or false", "any")
         return Key(name, rule, None, table.description, kind, False)
-    if name in JOINED:
-        list_key = keys()[JOINED[name][0]]
+    if name in MOVED_INTO_LIST:
+        list_key = keys()[MOVED_INTO_LIST[name][0]]
         return Key(name, "a number", None, list_key.description, "number", False)
     return keys().get(name)
 
 
-def describe(prefix: str = "") -> list[Key]:
+def matching_keys(prefix: str = "") -> list[Key]:
     """The keys called `prefix` or in the section `prefix`; all keys if it is empty.
 
     Raises `ConfigError` with similar names if there is none.
     """
-    member = find(prefix)
+    member = find_key(prefix)
     if member is not None and prefix not in keys():
         return [member]
     matching = [key for key in keys().values() if prefix in ("", key.name, key.name.partition(".")[0])]
@@ -139,7 +139,9 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     """The error for a key that is not in the schema, with similar keys."""
     where = f" ({origin})" if origin else ""
     if name in sections():
-        return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
+        return ConfigError(
+            f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in matching_keys(name))}"
+        )
     if name in keys():
         kind = "number" if keys()[name].rule == TABLE else "value"
         return ConfigError(f"'{name}' is a table{where}", f"set one of its {kind}s: {name}.NAME={kind.upper()}")
@@ -164,8 +166,8 @@ def _key(name: str, schema: dict[str, Any]) -> Key:
     optional = {"type": "null"} in variants
     concrete = next(variant for variant in variants if variant.get("type") != "null")
     rule = (schema.get("rule") or _rule(concrete)) + (f", or {UNSET}" if optional else "")
-    several = concrete["type"] != "array" and any(variant.get("type") == "array" for variant in variants)
-    return Key(name, rule, schema.get("default"), schema["description"], concrete["type"], optional, several)
+    accepts_list = concrete["type"] != "array" and any(variant.get("type") == "array" for variant in variants)
+    return Key(name, rule, schema.get("default"), schema["description"], concrete["type"], optional, accepts_list)
 
 
 def _rule(schema: dict[str, Any]) -> str:

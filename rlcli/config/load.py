@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlcli.config.alternatives import ALTERNATIVES, UNSET, replaced_by
-from rlcli.config.keys import Key, current, find, keys, put, unknown_key
+from rlcli.config.keys import Key, current_name, find_key, keys, set_value, unknown_key
 from rlcli.config.paths import with_paths_expanded
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
@@ -111,16 +111,18 @@ def layered(
 ) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
     """The recipe, and value and origin of each key that a layer of `resolve` sets, before any rule is checked."""
     loaded = load(recipe)
-    names = {key: current(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
+    names = {key: current_name(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
     values: dict[str, Any] = {}
-    origins = {put(values, names[key], value): f"recipe {loaded.origins[key]}" for key, value in loaded.values.items()}
+    origins: dict[str, str] = {}
+    for key, value in loaded.values.items():
+        origins[set_value(values, names[key], value)] = f"recipe {loaded.origins[key]}"
     flag_values: dict[str, str] = {}
     for key, value in (flags or {}).items():
         if value is not None:
             values[key], flag_values[key] = value, f"flag {FLAGS.get(key, key)}"
     for text in sets:
         key, value = _parse_set(text)
-        flag_values[put(values, key, value)] = "--set"
+        flag_values[set_value(values, key, value)] = "--set"
     origins |= flag_values
     for key in replaced_by({key: values[key] for key in flag_values}):
         values.pop(key, None)
@@ -130,7 +132,7 @@ def layered(
             conflicting = (f"{name} = {to_toml(values[name])} ({origins[name]})" for name in (key, other))
             raise ConfigError(f"{' and '.join(conflicting)} set the same", "give one of them")
     for key in values:
-        if find(key) is None:
+        if find_key(key) is None:
             raise unknown_key(key, origins[key])
     return loaded, values, origins
 
@@ -154,7 +156,7 @@ def _shorten_warmup(values: dict[str, Any], origins: dict[str, str]) -> list[str
 
 
 def is_given(origin: str) -> bool:
-    """Whether the user set the value on the command line."""
+    """True if the user set the value on the command line."""
     return origin.startswith(("--set", "flag"))
 
 
@@ -182,10 +184,10 @@ def dump_toml(resolved: Resolved) -> str:
 
 def _parse_set(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    name, value = current(name.strip(), "--set"), value.strip()
+    name, value = current_name(name.strip(), "--set"), value.strip()
     if not equals or not name:
         raise ConfigError(f"--set '{text}' is not key=value", "write, for example, --set train.lr=2e-6")
-    key = find(name)
+    key = find_key(name)
     if key is None or key.kind == "object":
         raise unknown_key(name, "--set")
     return name, _parse_value(key, value)
@@ -193,7 +195,7 @@ def _parse_set(text: str) -> tuple[str, Any]:
 
 BOOLEANS = {"true": True, "false": False}
 NOTHING = ("none", "null")
-"""What Python and YAML write for a missing value; TOML has none."""
+"""Missing values as Python and YAML write them; TOML has none."""
 YES_OR_NO = ("yes", "no", "on", "off")
 """Words that older YAML reads as booleans."""
 
@@ -217,7 +219,7 @@ def _parse_value(key: Key, text: str) -> Any:
     except (ValueError, RecursionError):
         table = {}
     value = table["value"] if set(table) == {"value"} else text
-    if key.several and isinstance(value, list):
+    if key.accepts_list and isinstance(value, list):
         return value
     if key.kind == "string":
         return value if isinstance(value, str) else text
@@ -227,7 +229,7 @@ def _parse_value(key: Key, text: str) -> Any:
 
 
 def _names_choice(key: Key, text: str) -> bool:
-    """Whether `none` is a value of the key, and not a missing one, as of `train.offload`."""
+    """True if `none` is a value of the key (as of `train.offload`) and not a missing one."""
     return key.rule.startswith("one of") or (key.kind == "string" and text == "none" and bool(key.default))
 
 
@@ -260,7 +262,7 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
         table: dict[str, Any] = nested
         for part in path:
             table = table.setdefault(part, {})
-        key = find(dotted)
+        key = find_key(dotted)
         table[name] = None if value == UNSET and key is not None and key.optional else value
     try:
         # Strict, so that `steps = true` does not count as 1; via JSON, which accepts a list for a tuple.
@@ -287,7 +289,7 @@ def _check_text(key: str, value: Any, origin: str) -> None:
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
     errors = error.errors(include_url=False)
     wrong = list(dict.fromkeys(_key_at(problem["loc"]) for problem in errors))
-    rules = {key: known.rule for key in wrong if (known := find(key))}
+    rules = {key: known.rule for key in wrong if (known := find_key(key))}
     lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
     # An unknown member of a table cannot be explained; the table can.
     table = wrong[0].rpartition(".")[0]
@@ -298,7 +300,7 @@ def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Ma
 def _key_at(location: Sequence[object]) -> str:
     """The key that contains the pydantic error location: an item of a list maps to the list."""
     path = [str(part) for part in location]
-    while path and find(".".join(path)) is None:
+    while path and find_key(".".join(path)) is None:
         path.pop()
     return ".".join(path)
 

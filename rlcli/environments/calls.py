@@ -120,15 +120,15 @@ def format_of(chat_template: str) -> str:
     return "llama" if '"parameters"' in chat_template and "ipython" in chat_template else ""
 
 
-def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[ToolSchema] = ()) -> Parsed:
-    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. opened: the prompt has opened a
-    <think>. tools: the JSON schemas of the tools, by which values without a type are read. Calls within the reasoning
-    are none. Raises `ConfigError` for an unknown form."""
+def parse(text: str, form: str, *, thinking: bool = False, tools: Sequence[ToolSchema] = ()) -> Parsed:
+    """Parse a turn of the policy into a message. form: one of FORMATS; empty: no calls. thinking: the prompt ends in
+    an open <think>. tools: the JSON schemas of the tools, by which values without a type are read. Text within the
+    reasoning that looks like a call is none. Raises `ConfigError` for an unknown form."""
     if form and form not in FORMATS:
         raise ConfigError(f"'{form}' is no format of tool calls", f"give one of {', '.join(FORMATS)}")
-    reasoning, content = _split(text, opened)
+    reasoning, content = _split(text, thinking)
     content, calls = FORMATS[form](content) if form else (content, ())
-    right: list[ToolCall] = []
+    tool_calls: list[ToolCall] = []
     malformed: list[InvalidToolCall] = []
     for index, call in enumerate(calls, 1):
         number = f"call{index:05}"
@@ -136,12 +136,12 @@ def parse(text: str, form: str, *, opened: bool = False, tools: Sequence[ToolSch
             malformed.append({"id": number, "text": call.text.strip()[:SHOWN_CHARS], "error": call.error})
             continue
         arguments = typed(call, tools) if form == "xml" else call.arguments
-        right.append({"id": number, "type": "function", "function": {"name": call.name, "arguments": arguments}})
-    message: Message = {"role": "assistant", "content": content.strip() if right else content}
+        tool_calls.append({"id": number, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+    message: Message = {"role": "assistant", "content": content.strip() if tool_calls else content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
-    if right:
-        message["tool_calls"] = right
+    if tool_calls:
+        message["tool_calls"] = tool_calls
     if malformed:
         message["invalid_tool_calls"] = malformed
     return Parsed(message, len(malformed))
@@ -191,9 +191,9 @@ def properties_of(function: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _split(text: str, opened: bool) -> tuple[str | None, str]:
+def _split(text: str, thinking: bool) -> tuple[str | None, str]:
     begins = text.lstrip().startswith("<think>")
-    if not opened and not begins:
+    if not thinking and not begins:
         return None, text
     reasoning, closed, content = text.partition("</think>")
     reasoning = reasoning.lstrip().removeprefix("<think>")

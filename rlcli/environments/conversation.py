@@ -66,7 +66,7 @@ class Conversation:
     """The environment's first messages."""
     form: str
     """Format of tool calls (`rlcli.environments.calls.FORMATS`); empty: no tools."""
-    opened: bool = False
+    thinking: bool = False
     """Whether the prompt ends within an open <think>."""
     past: Past = "keep"
     """Treatment of earlier turns when a user's message follows."""
@@ -114,7 +114,7 @@ class Conversation:
         """Add a turn of the policy; returns its message for the environment. trajectory: extended by the turn. text: of
         the turn, without the token that ended it."""
         self.trajectory = trajectory
-        parsed: Parsed = parse(text, self.form, opened=self.opened, tools=self.opening.tools)
+        parsed: Parsed = parse(text, self.form, thinking=self.thinking, tools=self.opening.tools)
         self.failed_calls += parsed.failed
         self.calls += len(parsed.message.get("tool_calls", ()))
         self.messages.append(parsed.message)

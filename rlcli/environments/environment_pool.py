@@ -77,7 +77,7 @@ def row_of(prompt: Prompt, *, urls: bool = False) -> EnvironmentRow:
 class Environments:
     """The environments `names`, each in separate processes.
 
-    tokenizer: with its final chat template. stops: tokens that end a response. opened: prompts end within an open
+    tokenizer: with its final chat template. stops: tokens that end a response. thinking: prompts end within an open
     <think>. image_processor: preprocesses images, for a model that takes images. Raises `SetupError` if an environment
     does not load.
     """
@@ -89,12 +89,12 @@ class Environments:
         tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         *,
-        opened: bool = False,
+        thinking: bool = False,
         image_processor: ImageProcessor | None = None,
     ) -> None:
         self.section, self.limits = config.environment, limits_of(config)
         self._images = SessionImages(image_processor, self.limits.tokens)
-        self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
+        self._tokenizer, self._stops, self._thinking = tokenizer, frozenset(stops), thinking
         self._harmony = harmony.speaks({str(token) for token in tokenizer.added_tokens_decoder.values()})
         self._past = config.environment.past
         self._templates: dict[str, TurnTemplate] = {}
@@ -128,7 +128,7 @@ class Environments:
             limits=self.limits,
             opening=opening,
             form=form,
-            opened=self._opened,
+            thinking=self._thinking,
             past=self._past,
             rule=None if self._images.image_processor is None else self._images.image_processor.rule,
         )

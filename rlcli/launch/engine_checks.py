@@ -20,11 +20,13 @@ NOT_ADAPTED = ("qwen3_vl", "qwen3_5", "qwen3_5_moe")
 """Vision-language models of which vLLM 0.32 computes none with an adapter: an error in the first pass. (Those of
 Qwen3.5 inherit it; not run.)"""
 
-MERGED_ALONE = dict.fromkeys(
+NEEDS_MERGED_ADAPTER = dict.fromkeys(
     LATENT, "vLLM's latent attention computes with kv_b_proj as it was loaded, without adapters"
 )
 """`model_type` → why an engine needs adapters merged into the weights, as a run in float32 sends them."""
-MERGED_ON_CPUS = {"gpt_oss": "beside an adapter vLLM computes its experts with Triton, which has no code for CPUs"}
+NEEDS_MERGED_ADAPTER_ON_CPUS = {
+    "gpt_oss": "beside an adapter vLLM computes its experts with Triton, which has no code for CPUs"
+}
 """The same on CPUs."""
 
 
@@ -84,14 +86,14 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
     """Raise `ConfigError` for a LoRA adapter that the engine would have to load besides the weights, and cannot.
     adapter: the folder of one that is evaluated, or empty."""
     name = config.rollout.engine
-    if not config.lora.rank or not (adapter or dtype != "float32"):
+    if not _is_adapter_separate(config, dtype, adapter):
         return
     if "lora" in engine_named(name).settings:
         if config.lora.on_experts and device == "cpu":
             raise ConfigError(
                 f"{adapter or f'lora.targets = {config.lora.targets}'}: vLLM computes no adapter on experts beside "
                 f"their weights on CPUs{'' if adapter else f', as it would in {dtype}'}",
-                "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+                _adapter_hint(adapter),
             )
         return
     if adapter:
@@ -106,7 +108,18 @@ def check_adapter(config: RunConfig, dtype: str, device: str, adapter: str) -> N
     )
 
 
-def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") -> None:
+def _is_adapter_separate(config: RunConfig, dtype: str, adapter: str) -> bool:
+    """True if the engine computes a LoRA adapter beside the weights: that of an evaluation, or of a run in a dtype in
+    which it cannot be added to the weights exactly."""
+    return bool(config.lora.rank) and (bool(adapter) or dtype != "float32")
+
+
+def _adapter_hint(adapter: str) -> str:
+    """How to avoid a separate adapter. adapter: as in `check_adapter`."""
+    return "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32"
+
+
+def check_recurrent_layers(config: RunConfig, dtype: str, device: str, adapter: str = "") -> None:
     """Raise `ConfigError` for settings that models with recurrent layers do not support. adapter: as in
     `check_adapter`."""
     every = [config.model.path, config.critic.path, *(teacher.path for teacher in config.teacher.held)]
@@ -140,22 +153,22 @@ def check_states(config: RunConfig, dtype: str, device: str, adapter: str = "") 
         raise ConfigError(
             f"rollout.replay_routes: {reason}; the engine's record of routes does not cover its caches", "leave it out"
         )
-    if config.lora.rank and device == "cpu" and (adapter or dtype != "float32"):
+    if device == "cpu" and _is_adapter_separate(config, dtype, adapter):
         raise ConfigError(
             f"{adapter or f'lora.rank = {config.lora.rank}'}: vLLM computes no adapter beside the weights of gated "
             f"DeltaNet layers on CPUs{'' if adapter else f', as it would in {dtype}'}",
-            "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+            _adapter_hint(adapter),
         )
 
 
-def check_merged(config: RunConfig, dtype: str, device: str, kind: str, adapter: str) -> None:
+def check_separate_adapter(config: RunConfig, dtype: str, device: str, kind: str, adapter: str) -> None:
     """Raise `ConfigError` for a LoRA adapter that vLLM would have to compute beside the weights of a model of this
-    `model_type`, and does not: see `MERGED_ALONE`. adapter: the folder of one that is evaluated, or empty."""
-    why = MERGED_ALONE | (MERGED_ON_CPUS if device == "cpu" else {})
-    if config.rollout.engine != "transformers" and config.lora.rank and (adapter or dtype != "float32") and kind in why:
+    `model_type`, and does not: see `NEEDS_MERGED_ADAPTER`. adapter: the folder of one that is evaluated, or empty."""
+    why = NEEDS_MERGED_ADAPTER | (NEEDS_MERGED_ADAPTER_ON_CPUS if device == "cpu" else {})
+    if config.rollout.engine != "transformers" and kind in why and _is_adapter_separate(config, dtype, adapter):
         raise ConfigError(
             f"{adapter or f'lora.rank = {config.lora.rank} in {dtype}'}: {why[kind]}",
-            "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32",
+            _adapter_hint(adapter),
         )
 
 

@@ -48,7 +48,7 @@ def check_environments(
     tokenizer: PreTrainedTokenizerBase,
     stops: Collection[int],
     *,
-    opened: bool,
+    thinking: bool,
     rule: ImageRule | None = None,
 ) -> tuple[str, ...]:
     """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
@@ -65,13 +65,15 @@ def check_environments(
         return ()
     image_processor = None if rule is None else ImageProcessor(rule)
     if section.is_command:
-        with AgentPool(config, tokenizer, stops, opened=opened, image_processor=image_processor) as agents:
+        with AgentPool(config, tokenizer, stops, thinking=thinking, image_processor=image_processor) as agents:
             agents.check(rows[0])
         return (section.name,)
     every = rows if section.name == OF_ROW else rows[:1]
     first: dict[str, Prompt] = {}
     for prompt in every:
         first.setdefault(name_of(section, prompt), prompt)
-    with Environments(config, first, tokenizer, stops, opened=opened, image_processor=image_processor) as environments:
+    with Environments(
+        config, first, tokenizer, stops, thinking=thinking, image_processor=image_processor
+    ) as environments:
         environments.check(first)
     return tuple(first)

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcli.cluster.placement import PlacedActors, Pool, Reservation, reserve, start_group
 from rlcli.cluster.process import startup_times
-from rlcli.cluster.ray_monitor import OnLost, leave
+from rlcli.cluster.ray_monitor import OnLost, exit_on_loss
 from rlcli.cluster.ray_session import cluster_address, policy_pool
 from rlcli.cluster.same_code import check_same_code
 from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost, noting_failure
@@ -68,31 +68,39 @@ def running_workers(
     logs: Path,
     *,
     on_phase: Callable[[str], None],
-    on_lost: OnLost = leave,
+    on_lost: OnLost = exit_on_loss,
     early: EarlyStart | None = None,
 ) -> Iterator[WorkerPools]:
     """Start Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: a
     cluster with workers that has been started before."""
     config, early = prepared.config, early or EarlyStart()
-    pools = _pools(worker_spec(prepared.context, logs, attempt.group_id()))
+    policy_spec = worker_spec(prepared.context, logs, attempt.group_id())
+    planned = _planned_groups(policy_spec)
     on_phase("start Ray")
     started: dict[str, Workers] = {}
-    with early.session(config, on_lost), _serving(prepared, logs, pools) as servers:
+    with early.session(config, on_lost), _serving(prepared, logs, planned) as servers:
         failed = True
         try:
             startup_times.done("ray")
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
             stall_s = config.fault_tolerance.stall_s
-            for spec, pool, placed, reserved in _reserved(pools, servers, early, wait_s):
+            for group in _reserved(planned, servers, early, wait_s):
+                spec = group.spec
                 started[spec.name] = workers = start_group(
-                    Worker, pool, logs.resolve(), name=spec.name, stall_s=stall_s, placed=placed, reservation=reserved
+                    Worker,
+                    group.pool,
+                    logs.resolve(),
+                    name=spec.name,
+                    stall_s=stall_s,
+                    placed=group.placed,
+                    reservation=group.reservation,
                 )
                 workers.call(WorkerCalls.begin, spec)
                 host, port = workers.call(WorkerCalls.rendezvous)
                 workers.call(WorkerCalls.join, host, port)
                 if prepared.context.trains:
-                    check_shared(logs, spec.name, pool.workers)
+                    check_shared(logs, spec.name, group.pool.workers)
             startup_times.done("workers")
             on_phase("load model")
             build(list(started.values()))
@@ -104,17 +112,17 @@ def running_workers(
                 policy=started[POLICY],
                 critic=started.get(CRITIC),
                 engines=started.get(ENGINES),
-                spec=pools[0][0],
+                spec=policy_spec,
                 teachers=started.get(TEACHERS),
             )
             failed = False
         finally:
             with ignoring_signals():
-                for group in started.values():
+                for worker_group in started.values():
                     # After a failure the others may hang in a collective, so they are killed.
-                    group.kill() if failed else group.close()
+                    worker_group.kill() if failed else worker_group.close()
                 # From workers killed on this machine; on other machines it stays until reboot.
-                for leftover in Path("/dev/shm").glob(f"{shared_memory_prefix(pools[0][0].group_id)}*"):
+                for leftover in Path("/dev/shm").glob(f"{shared_memory_prefix(policy_spec.group_id)}*"):
                     attempt.remove_shared(leftover)
 
 
@@ -146,50 +154,61 @@ def worker_spec(context: RunContext, logs: Path, group_id: str) -> WorkerSpec:
     )
 
 
-def _serving(
-    prepared: Prepared, logs: Path, pools: Sequence[tuple[WorkerSpec, Pool]]
-) -> AbstractContextManager[Serving]:
-    """Servers of the models that verifiers query, besides the pools of workers."""
+@dataclass(frozen=True)
+class _Group:
+    """A group of workers to start."""
+
+    spec: WorkerSpec
+    """Specification of each worker."""
+    pool: Pool
+    """Number and resources of the workers."""
+    placed: PlacedActors | None = None
+    """Actors that were started early, if any."""
+    reservation: Reservation | None = None
+    """Reserved resources of a group without such actors."""
+
+
+def _serving(prepared: Prepared, logs: Path, planned: Sequence[_Group]) -> AbstractContextManager[Serving]:
+    """Servers of the models that verifiers query, on other devices than the workers."""
     loopback = not cluster_address(prepared.config.cluster.address)
-    worker_pools = [pool for _, pool in pools]
+    worker_pools = [group.pool for group in planned]
     return serving(prepared.served, prepared.facts.device, logs, beside=worker_pools, loopback=loopback)
 
 
-def _pools(spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
-    """The pools of workers, each with the spec of its workers. spec: of the policy's pool, the first."""
+def _planned_groups(spec: WorkerSpec) -> list[_Group]:
+    """All groups of workers, that of the policy first. spec: of the policy's workers."""
     config = spec.config
     first = policy_pool(config, spec.facts.device)
-    pools = [(spec, first)]
+    groups = [_Group(spec, first)]
     if workers := config.critic.workers:
         critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
-        pools.append((critic, replace(first, workers=workers, key="critic.workers", engine=1)))
+        groups.append(_Group(critic, replace(first, workers=workers, workers_key="critic.workers", engine_size=1)))
     if workers := config.teacher.workers:
         teachers = replace(spec, roles=frozenset({"teacher"}), name=TEACHERS)
-        pools.append((teachers, replace(first, workers=workers, key="teacher.workers", engine=1)))
+        groups.append(_Group(teachers, replace(first, workers=workers, workers_key="teacher.workers", engine_size=1)))
     if workers := config.rollout.workers:
-        engines = replace(first, workers=workers, key="rollout.workers", engine=config.rollout.tensor_parallel)
-        pools.append((engine_spec(spec), engines))
-    return pools
+        engines = replace(
+            first, workers=workers, workers_key="rollout.workers", engine_size=config.rollout.tensor_parallel
+        )
+        groups.append(_Group(engine_spec(spec), engines))
+    return groups
 
 
-def _reserved(
-    pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart, wait_s: float
-) -> Iterator[tuple[WorkerSpec, Pool, PlacedActors | None, Reservation | None]]:
-    """For each pool the spec of its workers, the pool, and its actors, if it has some already, or else its placement
-    group: reserved for all pools before the first one starts. servers: of models for the workers' verifiers. wait_s: as
-    of `reserve`."""
-    first_spec, first = pools[0]
-    placed = early.take(first)
-    existing = [first] if placed is not None else []
-    missing = [pool for _, pool in pools[len(existing) :]]
+def _reserved(planned: Sequence[_Group], servers: Serving, early: EarlyStart, wait_s: float) -> Iterator[_Group]:
+    """The groups with their placement: actors that `early` has started, or resources that are reserved for all groups
+    before the first one starts. servers: of models for the workers' verifiers. wait_s: see `reserve`."""
+    policy = planned[0]
+    placed = early.take(policy.pool)
+    existing = [policy.pool] if placed is not None else []
+    missing = [group.pool for group in planned[len(existing) :]]
     reserved = reserve(missing, existing, wait_s) if missing else []
-    if cluster_address(first_spec.config.cluster.address):
+    if cluster_address(policy.spec.config.cluster.address):
         check_same_code(reserved)
-    placement_groups = iter(reserved)
-    for pool_spec, pool in pools:
-        actors = placed if pool_spec.name == POLICY else None
-        pool_spec = replace(pool_spec, served=servers.addresses, served_key=servers.key)
-        yield pool_spec, pool, actors, None if actors is not None else next(placement_groups)
+    reservations = iter(reserved)
+    for group in planned:
+        actors = placed if group.spec.name == POLICY else None
+        spec = replace(group.spec, served=servers.addresses, served_key=servers.key)
+        yield replace(group, spec=spec, placed=actors, reservation=None if actors is not None else next(reservations))
 
 
 def engine_spec(spec: WorkerSpec) -> WorkerSpec:
@@ -234,32 +253,31 @@ def train_in_folder(
                     on_phase=on_phase,
                     on_lost=lost,
                     early=early,
-                ) as groups,
+                ) as pools,
                 # Before Ray is shut down: threads that still call it would end the process.
                 noting_failure(folder.path),
             ):
-                trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
-                trainer.listeners.add(
-                    StartReport(folder, list(groups.by_name.values()), groups.engines or groups.policy)
-                )
+                trainer = make_trainer(prepared, pools, folder, trackers, view, stop)
+                trainer.listeners.add(StartReport(folder, list(pools.by_name.values()), pools.engines or pools.policy))
                 trainer.listeners.add(InputWatch(_inputs_read(folder), partial(_warn_of_edit, folder, view)))
-                with _profile(trainer, groups, checkpoint) if profile else nullcontext():
+                with _profile(trainer, pools, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
-                drawing = in_background(partial(_draw, target, result, view))  # while the workers are closed
-        if drawing.result():
+                # While the workers are closed.
+                curve = in_background(partial(_write_reward_curve, target, result, view))
+        if curve.result():
             trackers.image("reward", folder.path / "reward.png")
     return outcome_of(target, result)
 
 
-def trainer_of(
-    prepared: Prepared, groups: WorkerPools, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
+def make_trainer(
+    prepared: Prepared, pools: WorkerPools, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
 ) -> Trainer:
     """A trainer for running workers, with all published listeners."""
     return Trainer(
         prepared.context,
         prepared.prompts,
         prepared.held_out,
-        groups,
+        pools,
         folder,
         trackers,
         view,
@@ -327,14 +345,14 @@ def _trackers(
     return open_trackers(tracking.trackers, folder, tracking.project, plain, view.note, resumed_at)
 
 
-def _draw(target: Path, result: RunResult, view: View) -> bool:
+def _write_reward_curve(target: Path, result: RunResult, view: View) -> bool:
     """Write reward.png to the run folder. Returns False if it could not be written."""
-    at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
+    pass_at_1 = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
     steps = [step for step, value in enumerate(result.course, 1) if math.isfinite(value)]
     if not steps:
         return False
     values = [result.course[step - 1] for step in steps]
-    intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()}
+    intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in pass_at_1.items()}
     marks = marks_of(events_of(target))
     try:
         reward_curve_png(target / "reward.png", steps, values, intervals, result.measure, marks)
@@ -344,9 +362,9 @@ def _draw(target: Path, result: RunResult, view: View) -> bool:
     return True
 
 
-def _profile(trainer: Trainer, groups: WorkerPools, checkpoint: Checkpoint | None) -> StepProfile:
+def _profile(trainer: Trainer, pools: WorkerPools, checkpoint: Checkpoint | None) -> StepProfile:
     step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
-    profile = StepProfile(trainer.folder.path / "profile", groups.by_name, step, trainer.view.note)
+    profile = StepProfile(trainer.folder.path / "profile", pools.by_name, step, trainer.view.note)
     trainer.listeners.add(profile)
     return profile
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
-from rlcli.cluster.placement import PlacedActors, Pool, place
-from rlcli.cluster.ray_monitor import OnLost, leave
-from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
+from rlcli.cluster.placement import PlacedActors, Pool, start_actors
+from rlcli.cluster.ray_monitor import OnLost, exit_on_loss
+from rlcli.cluster.ray_session import cluster_address, local_cluster, policy_pool, ray_session, set_ray_environment
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
 from rlcli.support.attempt import REFUSED, is_supervised, leave_ray_behind
@@ -39,7 +39,7 @@ class EarlyStart:
     """
 
     def __init__(self) -> None:
-        self._on_lost: OnLost = leave
+        self._on_lost: OnLost = exit_on_loss
         self._pool: Pool | None = None
         self._placed: Future[PlacedActors] = Future()
         self._done = threading.Event()
@@ -53,7 +53,7 @@ class EarlyStart:
         thread at a time."""
         if cluster_address(config.cluster.address):
             return
-        set_environment()
+        set_ray_environment()
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._pool = policy_pool(config, device)
@@ -104,12 +104,12 @@ class EarlyStart:
 
     def _run(self, pool: Pool, workers: int, engine: str) -> None:
         try:
-            with local(workers, lambda lost, why: self._on_lost(lost, why)):
+            with local_cluster(workers, lambda lost, why: self._on_lost(lost, why)):
                 if self._done.is_set():  # Refused or interrupted meanwhile: the caller only waits for the shutdown.
                     return
                 from rlcli.training.worker.worker import Worker
 
-                placed = place(Worker, pool)
+                placed = start_actors(Worker, pool)
                 for actor in placed.actors:
                     actor.preload.remote(engine)
                 self._placed.set_result(placed)

@@ -38,10 +38,10 @@ from rlcli.rewards.function_calls import (
     Loaded,
     Options,
     code_of,
-    gathered,
     is_async,
-    one_each,
+    result_per_request,
     run,
+    run_concurrently,
     shown,
     verdict_of,
 )
@@ -115,12 +115,12 @@ def _native(function: Callable[..., object], options: Options) -> Loaded:
         async def verify_async(request: VerifyRequest) -> Verified:
             return _verified(function, await cast("Awaitable[object]", function(request, **options)))
 
-        return gathered(verify_async, many=True)
+        return run_concurrently(verify_async, prefers_batches=True)
 
     def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
         return [_attempt(function, request, options) for request in requests]
 
-    return Loaded(verify, many=False)
+    return Loaded(verify, prefers_batches=False)
 
 
 def _attempt(function: Callable[..., object], request: VerifyRequest, options: Options) -> Verified:
@@ -177,9 +177,9 @@ def _native_batch(function: Callable[..., object], options: Options) -> Loaded:
     def verify(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         result = function(list(requests), **options)
         results = run(result) if inspect.isawaitable(result) else result
-        return [_each(function, item) for item in one_each(function, results, requests, "verdict or number")]
+        return [_each(function, item) for item in result_per_request(function, results, requests, "verdict or number")]
 
-    return Loaded(verify, many=True)
+    return Loaded(verify, prefers_batches=True)
 
 
 def _each(function: Callable[..., object], result: object) -> Verified:

@@ -37,7 +37,7 @@ class Loaded:
 
     verify: Callable[[Sequence[VerifyRequest]], Sequence[Verified]]
     """Returns a result for each request; raises if the whole batch failed."""
-    many: bool
+    prefers_batches: bool
     """True if batches of requests are faster than single ones."""
     groups: bool = False
     """True if each call needs all responses to a prompt, one after another."""
@@ -67,7 +67,7 @@ class Conventions:
     """Adapts an object with reward functions."""
 
 
-def lacking_of(parameters: Parameters, available: Iterable[str]) -> list[str]:
+def missing_parameters(parameters: Parameters, available: Iterable[str]) -> list[str]:
     """The required parameters that are not available."""
     provided, empty = set(available), inspect.Parameter.empty
     return [
@@ -77,7 +77,7 @@ def lacking_of(parameters: Parameters, available: Iterable[str]) -> list[str]:
     ]
 
 
-def wanted_by(function: Callable[..., object]) -> Callable[[Mapping[str, object]], dict[str, object]]:
+def argument_filter(function: Callable[..., object]) -> Callable[[Mapping[str, object]], dict[str, object]]:
     """Select the available arguments that the function declares: all of them if it takes `**kwargs`."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -85,7 +85,7 @@ def wanted_by(function: Callable[..., object]) -> Callable[[Mapping[str, object]
     return lambda arguments: {name: value for name, value in arguments.items() if name in parameters}
 
 
-def one_each(
+def result_per_request(
     function: Callable[..., object], results: object, requests: Sequence[VerifyRequest], kind: str
 ) -> list[object]:
     """The results as a list. kind: a name for one result. Raises `BadResult` unless there is one for each request."""
@@ -147,7 +147,7 @@ async def awaited(result: object) -> object:
     return await result if inspect.isawaitable(result) else result
 
 
-def gathered(verify: Callable[[VerifyRequest], Awaitable[Verified]], *, many: bool) -> Loaded:
+def run_concurrently(verify: Callable[[VerifyRequest], Awaitable[Verified]], *, prefers_batches: bool) -> Loaded:
     """A verifier that runs an async function on all requests of a batch concurrently."""
 
     async def attempt(request: VerifyRequest) -> Verified:
@@ -159,7 +159,7 @@ def gathered(verify: Callable[[VerifyRequest], Awaitable[Verified]], *, many: bo
     async def all_of(requests: Sequence[VerifyRequest]) -> list[Verified]:
         return await asyncio.gather(*map(attempt, requests))
 
-    return Loaded(lambda requests: run(all_of(requests)), many)
+    return Loaded(lambda requests: run(all_of(requests)), prefers_batches)
 
 
 _runner: asyncio.Runner | None = None

@@ -115,7 +115,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
 
     return Scorer(
         verify,
-        AT_ONCE if any(verifier.many for verifier in loaded) else 1,
+        AT_ONCE if any(verifier.prefers_batches for verifier in loaded) else 1,
         sandbox,
         patience_s,
         tuple(limits),

@@ -21,7 +21,7 @@ RETRY = 75
 """Exit code of an attempt that failed for a cause outside the run: resuming from the last checkpoint may help."""
 REPORTED = 76
 """Exit code of an attempt that failed and has printed the error, instead of 1: with 1 Ray silently ends a driver that
-calls a dead raylet before a sentinel has noticed."""
+calls a dead raylet before a monitor has noticed."""
 
 _SUPERVISED, _GROUP, _RESTARTS, _ERROR = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS", "RLCLI_ERROR"
 

@@ -194,7 +194,7 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
                 with closing(open_trackers((), folder, "", {}, view.note)) as trackers:
                     try:
                         own = dataclasses.replace(groups, spec=spec)
-                        launch.trainer_of(ready, own, folder, trackers, view, stop).run()
+                        launch.make_trainer(ready, own, folder, trackers, view, stop).run()
                     except RunFailed as error:
                         failed = str(error)
             _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began, **went(path))

@@ -1,6 +1,6 @@
-"""`scripts/gpu-check`: the parts in turn (or two at once, in a rehearsal), each with its deadline.
+"""`scripts/gpu-check`: runs the parts one after another (two at once in a rehearsal), each with a deadline.
 
-Standard library only: what is broken on a machine must break in a part, not here.
+Standard library only, so that a broken installation fails a part and not this command.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from _gpu_check import checkout, results, running
 from _gpu_check.parts import ALL, BY_NAME, TIERS, Part
 
 MINUTES, FULL_MINUTES = 12.0, 30.0
-"""By default, and with --full."""
+"""Time limits by default, and with --full."""
 AT_ONCE = 2
-"""Parts that a rehearsal runs at a time: most of their seconds are imports, which leave a core."""
-PATIENCE = 4.0
-"""Times the deadlines that parts of a rehearsal have: two run at once, and the machine may have other work."""
+"""Parts that a rehearsal runs at a time: they mostly import, which uses one core."""
+REHEARSAL_DEADLINE_FACTOR = 4.0
+"""Factor on the deadlines in a rehearsal: two parts run at once, and the machine may be busy."""
 SAVE_EVERY_S = 5.0
 ENVIRONMENT = {
     **{"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"},
@@ -49,9 +49,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     out = options.out or checkout.ROOT / "runs" / ("gpu-check-rehearsal" if options.rehearse else "gpu-check")
     try:
-        found = results.load(out, options.rehearse)
-        chosen = choose(options, found)
-    except results.OtherKind as error:
+        recorded = results.load(out, options.rehearse)
+        parts = choose(options, recorded)
+    except results.IncompatibleResults as error:
         return refuse(str(error))
     except KeyError as error:
         name = str(error.args[0])
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not (options.rehearse or has_gpu()):
         return refuse("no NVIDIA GPU here (nvidia-smi lists none); --rehearse tries every part on the CPU")
     signal.signal(signal.SIGTERM, _interrupt)
-    return Session(out, options, found).run(chosen)
+    return Session(out, options, recorded).run(parts)
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -74,8 +74,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--missing", action="store_true", help="run the parts that --out does not hold as ok")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
     parser.add_argument("--out", type=Path, help="folder for the results (runs/gpu-check, or runs/gpu-check-rehearsal)")
-    parser.add_argument("--minutes", type=float, help="begin no part that could end later (12; with --full 30)")
-    parser.add_argument("--models", type=Path, help="folder in which the models that are made are kept")
+    parser.add_argument("--minutes", type=float, help="start no part that could end later (12; with --full 30)")
+    parser.add_argument("--models", type=Path, help="folder for the generated models")
     parser.add_argument("--list", action="store_true", help="print the parts and exit")
     parser.add_argument("--prepare", action="store_true", help="print the PYTHONPATH that makes rlcli work uninstalled")
     options = parser.parse_args(words)
@@ -87,7 +87,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def listing() -> str:
     when = {"always": "", "full": " (--full)", "named": " (--only)"}
     rows = [
-        f"{part.name:<12} {part.tier}  {part.takes_s:>4.0f} s  {part.deadline_s:>4.0f} s  {part.what}{when[part.when]}"
+        f"{part.name:<12} {part.tier}  {part.takes_s:>4.0f} s  {part.deadline_s:>4.0f} s  "
+        f"{part.summary}{when[part.when]}"
         for part in ALL
     ]
     tiers = [f"tier {tier}: {needs}" for tier, needs in TIERS.items()]
@@ -95,16 +96,16 @@ def listing() -> str:
     return "\n".join([head, *rows, *tiers, "¹ on one H100; estimated, not measured yet"])
 
 
-def choose(options: argparse.Namespace, found: results.Results) -> list[Part]:
-    """KeyError names a part that there is not."""
+def choose(options: argparse.Namespace, recorded: results.Results) -> list[Part]:
+    """The parts to run. Raises `KeyError` for an unknown name."""
     wanted = [BY_NAME[name] for name in options.only] or [part for part in ALL if is_wanted(part, options)]
     if not options.missing:
         return wanted
-    return [part for part in wanted if found["parts"].get(part.name, {}).get("status") != "ok"]
+    return [part for part in wanted if recorded["parts"].get(part.name, {}).get("status") != "ok"]
 
 
 def is_wanted(part: Part, options: argparse.Namespace) -> bool:
-    """Whether a part runs that is not named."""
+    """True if a part runs without being named."""
     tiers = options.tier or ([0, 1] if options.engine == "transformers" else list(TIERS))
     when = ("always", "full") if options.full else ("always",)
     return part.tier in tiers and (part.when in when or bool(part.shape)) and part.shape in ("", *shapes(options))
@@ -132,88 +133,92 @@ def _interrupt(*_: object) -> None:
 
 
 def environment(rehearse: bool) -> dict[str, str]:
-    """Of the parts: what is set by the user stays, but that a rehearsal sees no GPU."""
-    found = {**ENVIRONMENT, **os.environ, **(ON_CPU if rehearse else {})}
+    """Environment variables of the parts. The user's override the defaults; a rehearsal hides the GPU."""
+    variables = {**ENVIRONMENT, **os.environ, **(ON_CPU if rehearse else {})}
     if importlib.util.find_spec("flashinfer") is None:
-        found.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        variables.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     folders = [str(Path(__file__).resolve().parents[1])]
     if not checkout.is_installed():
         folders += checkout.make_site()
-    known = found.get("PYTHONPATH", "").split(os.pathsep)
-    return found | {"PYTHONPATH": checkout.python_path([folder for folder in folders if folder not in known], found)}
+    known = variables.get("PYTHONPATH", "").split(os.pathsep)
+    missing = [folder for folder in folders if folder not in known]
+    return variables | {"PYTHONPATH": checkout.python_path(missing, variables)}
 
 
 class Session:
     """One call of the command."""
 
-    def __init__(self, out: Path, options: argparse.Namespace, found: results.Results) -> None:
-        self.out, self.options, self.results = out, options, found
-        self.began, self.saved = time.monotonic(), 0.0
+    def __init__(self, out: Path, options: argparse.Namespace, recorded: results.Results) -> None:
+        self.out, self.options, self.results = out, options, recorded
+        self.start_time, self.saved = time.monotonic(), 0.0
         self.models = options.models or Path(tempfile.gettempdir()) / f"rlcli-gpu-check-{os.getuid()}"
 
-    def run(self, chosen: list[Part]) -> int:
-        """Run the parts; 1 where one of them is not ok, 130 where the command was interrupted."""
+    def run(self, parts: list[Part]) -> int:
+        """Run the parts. Returns the exit code: 1 if one of them is not ok, 130 if the command was interrupted."""
         self.out.mkdir(parents=True, exist_ok=True)
-        given, waiting, active = environment(self.options.rehearse), list(chosen), list[running.Running]()
-        for part in chosen:
+        variables, waiting, active = environment(self.options.rehearse), list(parts), list[running.Running]()
+        for part in parts:
             if part.name not in self.results["parts"]:
                 self.results = results.merge(self.results, part.name, _not_run(part, "not reached"))
         try:
             while waiting or active:
                 while waiting and len(active) < (AT_ONCE if self.options.rehearse else 1):
-                    if (part := self.begin(waiting.pop(0), given)) is not None:
-                        active.append(part)
-                for one in [one for one in active if one.poll()]:
-                    active.remove(one)
-                    self.end(one)
-                self.save_now_and_then(active)
+                    if (started := self.begin(waiting.pop(0), variables)) is not None:
+                        active.append(started)
+                for ended in [process for process in active if process.poll()]:
+                    active.remove(ended)
+                    self.end(ended)
+                self.save_periodically(active)
                 time.sleep(running.POLL_S)
         except KeyboardInterrupt:
-            for one in active:
-                one.kill()
-                self.end(one, interrupted=True)
+            for process in active:
+                process.kill()
+                self.end(process, interrupted=True)
             return 130
-        statuses = {part.name: self.results["parts"][part.name]["status"] for part in chosen}
+        statuses = {part.name: self.results["parts"][part.name]["status"] for part in parts}
         self.save()
         print((self.out / results.TABLE).read_text())
         bad = [f"{name} ({status})" for name, status in statuses.items() if status != "ok"]
         print(f"{self.out / results.JSON}: " + (f"not ok: {', '.join(bad)}" if bad else "all ok"))
         return 1 if bad else 0
 
-    def begin(self, part: Part, given: dict[str, str]) -> running.Running | None:
-        """Start a part, unless it might end too late: then that is its result."""
-        left = 60 * self.options.minutes - (time.monotonic() - self.began)
-        if part.takes_s > left and not self.options.rehearse:
+    def begin(self, part: Part, variables: dict[str, str]) -> running.Running | None:
+        """Start a part; if it might end too late, record it as not run and return None."""
+        remaining_s = 60 * self.options.minutes - (time.monotonic() - self.start_time)
+        if part.takes_s > remaining_s and not self.options.rehearse:
             if self.results["parts"][part.name]["status"] == "not run":
                 why = f"{self.options.minutes:g} minutes would not have sufficed; scripts/gpu-check --missing runs it"
                 self.results = results.merge(self.results, part.name, _not_run(part, why))
-            print(f"{part.name}: not begun: {left:.0f} s are left", flush=True)
+            print(f"{part.name}: not started: {remaining_s:.0f} s are left", flush=True)
             return None
-        deadline = PATIENCE * part.deadline_s if self.options.rehearse else min(part.deadline_s, left)
-        print(f"{part.name}: {part.what} (at most {deadline:.0f} s)", flush=True)
-        before = self.results["parts"].get(part.name, {}).get("data", {})
+        deadline = (
+            REHEARSAL_DEADLINE_FACTOR * part.deadline_s if self.options.rehearse else min(part.deadline_s, remaining_s)
+        )
+        print(f"{part.name}: {part.summary} (at most {deadline:.0f} s)", flush=True)
+        earlier_data = self.results["parts"].get(part.name, {}).get("data", {})
         settings: dict[str, Any] = {"rehearse": self.options.rehearse, "models": str(self.models)}
         settings |= {"shape": self.options.shape}
-        settings |= {"deadline_s": deadline, "data": before}
-        return running.start(part.name, settings, self.out, given, show=lambda line: print(line, flush=True))
+        settings |= {"deadline_s": deadline, "data": earlier_data}
+        return running.start(part.name, settings, self.out, variables, show=lambda line: print(line, flush=True))
 
-    def end(self, one: running.Running, interrupted: bool = False) -> None:
-        result = one.result()
+    def end(self, process: running.Running, interrupted: bool = False) -> None:
+        """Record the result of a part that has ended, and remove its temporary files."""
+        result = process.result()
         if interrupted:
             result |= {"status": "running", "error": "interrupted"}
-        self.results = results.merge(self.results, one.name, result)
+        self.results = results.merge(self.results, process.name, result)
         self.save()
-        running.clean(one)
-        print(f"{one.name}: {result['status']}, {result['seconds']:.0f} s {result['error']}", flush=True)
+        running.clean(process)
+        print(f"{process.name}: {result['status']}, {result['seconds']:.0f} s {result['error']}", flush=True)
 
-    def save_now_and_then(self, active: list[running.Running]) -> None:
+    def save_periodically(self, active: list[running.Running]) -> None:
         if time.monotonic() - self.saved > SAVE_EVERY_S:
-            for one in active:
-                self.results = results.merge(self.results, one.name, one.result())
+            for process in active:
+                self.results = results.merge(self.results, process.name, process.result())
             self.save()
 
     def save(self) -> None:
-        """Write the results, and copies to $OUT where that is set: what a job that is cut off brings back."""
+        """Write the results, and copies to the folder $OUT, if it is set, which a job that is cut off returns."""
         results.write(self.results, self.out)
         self.saved = time.monotonic()
         copies = os.environ.get("OUT", "")

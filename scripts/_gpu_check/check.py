@@ -1,4 +1,4 @@
-"""What a part writes while it runs: progress for whoever watches, and a JSON file that is whole after every figure."""
+"""Records of a running part: progress lines on standard output, and a JSON file that each figure updates."""
 
 from __future__ import annotations
 
@@ -11,60 +11,69 @@ from pathlib import Path
 from typing import Any
 
 PROGRESS = "== "
-"""How a line of a part's output begins that is shown while the part runs."""
+"""Prefix of the lines of a part's output that are shown while it runs."""
 
 
 class CheckFailed(Exception):
-    """What a part found to be wrong; its message is one line."""
+    """A part found an error; the message is one line."""
 
 
 @dataclass
 class Check:
-    """One run of a part. work: an empty folder, removed afterwards. models: a folder that is kept for other parts.
-    result: the JSON file that figures go to. deadline_s: after which the part is killed. rehearse: on the CPU, tiny.
-    shape: of the model, for parts that have none of their own."""
+    """One run of a part."""
 
     name: str
+    """Name of the part."""
     rehearse: bool
+    """Run on the CPU, with tiny shapes."""
     work: Path
+    """An empty folder, removed afterwards."""
     models: Path
+    """Folder of the models, which all parts share."""
     result: Path
+    """The JSON file that figures are written to."""
     deadline_s: float
+    """Seconds after which the part is killed."""
     shape: str = "0.5b"
+    """Shape of the model, for parts without a fixed one."""
     figures: list[dict[str, Any]] = field(default_factory=list)
+    """Measured values."""
     checks: list[dict[str, Any]] = field(default_factory=list)
+    """Results of `require`."""
     data: dict[str, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
+    """Raw data by name."""
+    start_time: float = field(default_factory=time.monotonic)
+    """Start, by the monotonic clock."""
 
     @property
     def device(self) -> str:
         return "cpu" if self.rehearse else "cuda"
 
     @property
-    def left_s(self) -> float:
-        return self.deadline_s - (time.monotonic() - self.began)
+    def remaining_s(self) -> float:
+        return self.deadline_s - (time.monotonic() - self.start_time)
 
     def progress(self, text: str, takes_s: float | None = None) -> None:
-        """Tell what is done now, and how many seconds it usually takes on a GPU."""
+        """Print the current activity. takes_s: its expected seconds on a GPU."""
         about = "" if takes_s is None or self.rehearse else f" (about {takes_s:.0f} s)"
-        print(f"{PROGRESS}{self.name} {time.monotonic() - self.began:.0f} s: {text}{about}", flush=True)
+        print(f"{PROGRESS}{self.name} {time.monotonic() - self.start_time:.0f} s: {text}{about}", flush=True)
 
     def figure(self, name: str, value: float | str, unit: str = "", target: str = "", note: str = "") -> None:
-        """Record what was measured; a figure of the same name is replaced. target: `<= 1.1` or `>= 0.4`; a rehearsal's
-        figures meet none. A number that is not finite fails the part."""
+        """Record a measured value; it replaces a figure of the same name. target: `<= 1.1` or `>= 0.4`, not checked in
+        a rehearsal. A number that is not finite fails the part."""
         met = None if self.rehearse or not target else meets(float(value), target)
         if isinstance(value, float) and not math.isfinite(value):
             self.require(False, f"{name} is finite", str(value))
             value = str(value)
         entry = {"name": name, "value": value, "unit": unit, "target": target, "met": met, "note": note}
-        self.figures = [one for one in self.figures if one["name"] != name] + [entry]
+        self.figures = [figure for figure in self.figures if figure["name"] != name] + [entry]
         self.write()
 
-    def require(self, holds: bool, what: str, detail: str = "") -> None:
-        """Record a check; one that does not hold fails the part, which goes on with what else it measures."""
-        self.checks.append({"name": what, "ok": bool(holds), "detail": detail})
+    def require(self, holds: bool, name: str, detail: str = "") -> None:
+        """Record a check. One that does not hold fails the part, which continues with its other measurements."""
+        self.checks.append({"name": name, "ok": bool(holds), "detail": detail})
         if not holds:
-            self.progress(f"FAILED: {what}: {detail}")
+            self.progress(f"FAILED: {name}: {detail}")
         self.write()
 
     def keep(self, name: str, value: Any) -> None:
@@ -77,14 +86,14 @@ class Check:
         return [f"{check['name']}: {check['detail']}" for check in self.checks if not check["ok"]]
 
     def write(self) -> None:
-        found = {"figures": self.figures, "checks": self.checks, "data": self.data}
+        record = {"figures": self.figures, "checks": self.checks, "data": self.data}
         temporary = self.result.with_suffix(".new")
-        temporary.write_text(json.dumps(found))
+        temporary.write_text(json.dumps(record))
         os.replace(temporary, self.result)
 
 
 def meets(value: float, target: str) -> bool:
-    """Whether `value` is within `target`.
+    """True if `value` is within `target`.
 
     >>> meets(1.05, "<= 1.10"), meets(0.3, ">= 0.4")
     (True, False)

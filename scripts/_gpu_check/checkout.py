@@ -1,4 +1,4 @@
-"""rlcli from a checkout, without installing it: what `pip install --no-deps .` would leave, as far as Python looks.
+"""Uses rlcli from a checkout without installing it, by the metadata that `pip install --no-deps .` would write.
 
 The machines that lend a GPU often have no network and no build backend, so that nothing can be built there. Built-in
 verifiers, converters and recipes come through entry points, which are read from the metadata of an installation: a
@@ -19,7 +19,7 @@ SITE = ROOT / "build" / "gpu-check-site"
 
 
 def is_installed() -> bool:
-    """Whether this interpreter finds rlcli and its entry points by itself."""
+    """True if this interpreter finds rlcli and its entry points."""
     try:
         metadata.version("rlcli")
     except metadata.PackageNotFoundError:
@@ -28,7 +28,7 @@ def is_installed() -> bool:
 
 
 def make_site(site: Path = SITE, root: Path = ROOT) -> list[str]:
-    """Write the metadata of the checkout `root` to the folder `site`; returns what belongs on PYTHONPATH."""
+    """Write the metadata of the checkout `root` to the folder `site`; returns the folders for PYTHONPATH."""
     project = tomllib.loads((root / "pyproject.toml").read_text())
     about = project["project"]
     info = site / f"{about['name']}-{about['version']}.dist-info"
@@ -56,13 +56,14 @@ def _metadata(about: Mapping[str, Any]) -> str:
 
 def _with_extra(requirement: str, extra: str) -> str:
     name, _, marker = requirement.partition(";")
-    both = f"({marker.strip()}) and extra == '{extra}'" if marker else f"extra == '{extra}'"
-    return f"{name.strip()}; {both}"
+    combined = f"({marker.strip()}) and extra == '{extra}'" if marker else f"extra == '{extra}'"
+    return f"{name.strip()}; {combined}"
 
 
 def _entry_points(about: Mapping[str, Any]) -> str:
     groups = {"console_scripts": about["scripts"], **about["entry-points"]}
     sections = (
-        "\n".join([f"[{group}]", *(f"{name} = {to}" for name, to in own.items())]) for group, own in groups.items()
+        "\n".join([f"[{group}]", *(f"{name} = {to}" for name, to in entries.items())])
+        for group, entries in groups.items()
     )
     return "\n\n".join(sections) + "\n"

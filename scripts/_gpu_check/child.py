@@ -1,4 +1,4 @@
-"""One part, in a process of its own: `python -P -m _gpu_check.child GIVEN`, GIVEN a JSON file."""
+"""Runs one part in a separate process: `python -P -m _gpu_check.child SETTINGS`, the path of a JSON file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from _gpu_check.running import MARK, marked
 
 
 def end_with(parent: int) -> None:
-    """Kill this part and all that it started when the process `parent` is gone: it alone knows the deadline."""
+    """Kill this part and all of its descendants when the process `parent`, which enforces the deadline, is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     for pid in [*marked(os.environ.get(MARK, "")), os.getpid()]:
@@ -29,16 +29,16 @@ def end_with(parent: int) -> None:
 
 def main(path: str) -> int:
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
-    given = json.loads(Path(path).read_text())
+    settings = json.loads(Path(path).read_text())
     check = Check(
-        given["part"],
-        given["rehearse"],
-        Path(given["work"]),
-        Path(given["models"]),
-        Path(given["result"]),
-        given["deadline_s"],
-        given["shape"],
-        data=given["data"],
+        settings["part"],
+        settings["rehearse"],
+        Path(settings["work"]),
+        Path(settings["models"]),
+        Path(settings["result"]),
+        settings["deadline_s"],
+        settings["shape"],
+        data=settings["data"],
     )
     check.write()
     part = BY_NAME[check.name]

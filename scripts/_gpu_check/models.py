@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, and a tokenizer for all of their vocabulary, made on the spot."""
+"""Generates models of real shapes with random weights, and a tokenizer for their whole vocabulary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES: dict[str, dict[str, int]] = {  # of Qwen2.5, from the config.json of the
         **{"intermediate_size": 8960, "vocab_size": 151936},
     },
 }
-REHEARSED: dict[str, dict[str, int]] = {
+REHEARSAL_SHAPES: dict[str, dict[str, int]] = {
     "0.5b": {
         **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         **{"intermediate_size": 512, "vocab_size": 2048},
@@ -34,8 +34,8 @@ POSITIONS = 32768
 
 
 def make(check: Check, name: str) -> str:
-    """The folder of the model `name`, which is made where no earlier part has made it."""
-    shape = (REHEARSED if check.rehearse else SHAPES)[name]
+    """The folder of the model `name`, which the first part that needs it generates."""
+    shape = (REHEARSAL_SHAPES if check.rehearse else SHAPES)[name]
     folder = check.models / (f"{name}-rehearsed" if check.rehearse else name)
     if check.models.parent == Path(tempfile.gettempdir()):  # by default: another user may have made it
         from rlcli.support.files import private_folder
@@ -44,15 +44,15 @@ def make(check: Check, name: str) -> str:
     if not folder.exists():
         check.progress(f"making a model of the {name} shape with random weights", 20)
         check.models.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=check.models, prefix=f".{name}."))
+        partial = Path(tempfile.mkdtemp(dir=check.models, prefix=f".{name}."))
         try:
-            save(beside / "model", shape, check.device)
-            (beside / "model").rename(folder)
+            save(partial / "model", shape, check.device)
+            (partial / "model").rename(folder)
         except OSError:
             if not folder.exists():  # else another part was faster
                 raise
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
     return str(folder)
 
 

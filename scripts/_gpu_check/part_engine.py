@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from _gpu_check import alone
+from _gpu_check import single_worker
 from _gpu_check.check import Check
-from _gpu_check.part_sleeping import slept
-from _gpu_check.part_sync import loaded
+from _gpu_check.part_sleeping import measure_sleep
+from _gpu_check.part_sync import measure_syncs
 
 
 def run(check: Check) -> None:
-    with alone.worker(check, check.shape) as worker:
-        slept(check, worker)
-        loaded(check, worker)
+    with single_worker.worker(check, check.shape) as worker:
+        measure_sleep(check, worker)
+        measure_syncs(check, worker)

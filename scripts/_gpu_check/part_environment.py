@@ -1,4 +1,4 @@
-"""What the machine has: versions, driver, GPU, and what `rlcli doctor` says of them."""
+"""The environment: versions, driver, GPU, and the findings of `rlcli doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULES = {
     1: ("datasets", "httpx", "math_verify", "ray", "psutil"),
     2: ("vllm",),
 }
-"""What the parts of each tier import."""
+"""Imports of the parts of each tier."""
 GPU_FACTS = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit", "compute_cap")
 
 
@@ -35,9 +35,9 @@ def run(check: Check) -> None:
         state = f"not installed: {absent}" if absent else "installed"
         check.figure(f"tier {tier}", state)
         check.require(tier > 0 or not absent, f"what tier {tier} imports", state)
-    how = "installed" if checkout.is_installed() else "not found"
-    place = metadata.distribution("rlcli").locate_file("") if how == "installed" else ""
-    check.require(how == "installed", "rlcli and its entry points are found", str(place))
+    status = "installed" if checkout.is_installed() else "not found"
+    location = metadata.distribution("rlcli").locate_file("") if status == "installed" else ""
+    check.require(status == "installed", "rlcli and its entry points are found", str(location))
     printed = lines("git", "-C", str(checkout.ROOT), "describe", "--always", "--dirty")
     check.figure("commit", printed[0] if printed else "unknown")
     if not check.rehearse:
@@ -69,17 +69,17 @@ def doctor(check: Check) -> None:
     check.progress("rlcli doctor", 30)
     done = subprocess.run([*runs.RLCLI, "doctor", "--json"], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
     try:
-        found = json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except ValueError:
         check.require(False, "rlcli doctor answers", f"exit code {done.returncode}: {done.stdout[-200:]}")
         return
-    for one in found["checks"]:
-        if one["status"] != "pass":
-            check.figure(f"doctor: {one['name']}", f"{one['status']}: {one['detail']}")
-    bad = [f"{one['name']}: {one['detail']}" for one in found["checks"] if one["status"] == "fail"]
+    for finding in report["checks"]:
+        if finding["status"] != "pass":
+            check.figure(f"doctor: {finding['name']}", f"{finding['status']}: {finding['detail']}")
+    bad = [f"{finding['name']}: {finding['detail']}" for finding in report["checks"] if finding["status"] == "fail"]
     if all(find_spec(name) is not None for modules in MODULES.values() for name in modules):
         check.require(not bad, "rlcli doctor finds nothing that training needs missing", "; ".join(bad))
-    check.keep("doctor", found)
+    check.keep("doctor", report)
 
 
 def lines(*command: str) -> list[str]:

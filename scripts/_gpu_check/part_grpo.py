@@ -12,7 +12,7 @@ STEPS = {"0.5b": 6, "1.5b": 4}
 SIZES = {"0.5b": (32, 8, 512, 16384), "1.5b": (32, 8, 256, 8192)}
 """Prompts a step, samples a prompt, response tokens, tokens of a micro-batch."""
 PLAIN_STEPS, PLAIN_SIZES = 3, (32, 8, 64, 16384)
-"""With the engine `transformers`, which takes some 40 ms for each token of 256 responses at once."""
+"""For the engine `transformers`, which takes some 40 ms for each token of 256 concurrent responses."""
 
 FIGURES = (
     ("time/step_s", "step", "s"),
@@ -37,34 +37,36 @@ def run(check: Check, shape: str, engine: str) -> None:
     def on_step(steps: list[runs.Step]) -> None:
         for key, name, unit in FIGURES:
             check.figure(f"{name}, {unit}", runs.median(steps, key), unit, note="median of the steps after the first")
-        check.figure("engine against trainer, mean", runs.most(steps, "log_prob_check/mean_abs_diff"), "nats", "<= 0.1")
+        check.figure(
+            "engine against trainer, mean", runs.max_of(steps, "log_prob_check/mean_abs_diff"), "nats", "<= 0.1"
+        )
 
     words += [*runs.sizes(check, *sizes), *runs.sets(rollout__engine=engine)]
     steps, out = runs.train(check, shape, words, on_step)
-    runs.sound(check, shape, steps, steps_wanted)
+    runs.check_run(check, shape, steps, steps_wanted)
     check_bytes(check, shape, model, steps)
     for phase in ("generate", "update", "sync"):
-        check.figure(f"memory, {phase}", runs.most(steps, f"memory/{phase}_gb"), "GiB", note="peak over the steps")
+        check.figure(f"memory, {phase}", runs.max_of(steps, f"memory/{phase}_gb"), "GiB", note="peak over the steps")
     check.keep("startup", startup(out))
     check.keep("steps", steps)
 
 
 def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) -> None:
-    """Each sync brings every weight once, in the engine's type, and the engine was found to hold each of them."""
+    """Check that each sync sends every weight once, in the engine's dtype, and that the engine holds each of them."""
     from rlcli_planner.model_shape import shape_of
 
     from rlcli.model.io.model_config import read_config
 
-    whole = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)
+    model_bytes = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)
     sent = {step["sync/bytes"] for step in steps if "sync/bytes" in step}
-    check.require(sent == {whole}, f"{shape}: a sync sends all weights", f"{sent} of {whole} bytes")
+    check.require(sent == {model_bytes}, f"{shape}: a sync sends all weights", f"{sent} of {model_bytes} bytes")
     held = {(step.get("sync/checked_tensors", 0), step.get("sync/unchecked_tensors", 0)) for step in steps}
     holds = all(checked > 0 and not unchecked for checked, unchecked in held)
     check.require(holds, f"{shape}: the engine holds all tensors exactly", f"(compared, not compared): {held}")
 
 
 def startup(out: Any) -> dict[str, Any]:
-    """The run's own account of its start."""
+    """The run's event `startup`; empty if there is none."""
     for line in (out / "events.jsonl").read_text().splitlines():
         event: dict[str, Any] = json.loads(line)
         if "startup" in event.values():

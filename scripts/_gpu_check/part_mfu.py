@@ -1,4 +1,4 @@
-"""MFU of real steps: responses of known lengths, through the product's own run (scripts/bench/_step_ours.py)."""
+"""MFU of real steps with responses of known lengths, in a run of rlcli (scripts/bench/_step_ours.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SIZES = {"0.5b": (64, 8, 1024, 16384, 12288), "1.5b": (64, 8, 512, 8192, 16384)}
 """Prompts, samples a prompt, response tokens, tokens of a micro-batch, MiB of KV cache."""
 WARM_UP, MEASURED = 1, 3
 TARGETS = {"update": ">= 0.30", "step": ">= 0.10"}
-"""Of the update: well-tuned dense training of small models reaches 0.35 to 0.5; of a step, most of which is decoding,
-which memory bounds, a tenth. They are aims, and have not been measured on a GPU."""
+"""Targets, not measured on a GPU yet. update: well-tuned dense training of small models reaches 0.35 to 0.5. step: most
+of it is decoding, which is bound by memory."""
 
 
 def run(check: Check) -> None:
@@ -48,7 +48,7 @@ def measure(check: Check, shape: str) -> None:
     check.figure(f"{shape}: operations of an update", UPDATE * forward / 1e12, "TFLOP", note="3 F of flops.py")
     steps = WARM_UP + (1 if check.rehearse else MEASURED)
     check.progress(f"{shape}: {steps} steps of {prompts * samples} responses of {response} tokens", 120)
-    # The workload has two kinds of steps, of unequal and of equal rewards: here all are of the first.
+    # The workload has two kinds of steps, of unequal and of equal rewards; all of these are of the first kind.
     with run_ours(work, steps=steps, workers=1, device=check.device, kv_cache_mb=cache, equal=0.0) as train:
         seen: list[Any] = []
 
@@ -56,8 +56,8 @@ def measure(check: Check, shape: str) -> None:
             check.progress(f"{shape}: step {len(seen) + 1} of {steps} is done")
             seen.append(None)
 
-        found = train(between)
-    report(check, shape, work, found[WARM_UP:], forward, peak)
+        steps_done = train(between)
+    report(check, shape, work, steps_done[WARM_UP:], forward, peak)
 
 
 def report(check: Check, shape: str, work: Any, steps: Any, forward: float, peak: float) -> None:
@@ -87,8 +87,8 @@ def shape_of_model(model: str) -> Any:
 
 
 def peak_flops(check: Check) -> tuple[float, str]:
-    """Dense bfloat16 operations a second of this GPU by its name (rlcli_planner.known_devices.TABLE, from data sheets);
-    of the CPU what a matrix product reaches. And the device's name."""
+    """Peak operations a second, and the device's name. GPU: dense bfloat16 by its data sheet
+    (rlcli_planner.known_devices.TABLE); CPU: the fastest measured matrix product."""
     from rlcli_planner.known_devices import of_machine
     from rlcli_planner.machine.machine_rates import machine_rates
 
@@ -99,8 +99,8 @@ def peak_flops(check: Check) -> tuple[float, str]:
         check.require(rates is not None, "the rates of this machine are known", "rlcli plan … --measure")
         peak = max(rate for rows in rates.products for rate in rows) if rates is not None else float("nan")
         return peak, "CPU, the fastest of the measured products"
-    asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
-    name = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
+    name = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     device = of_machine(name, 0.0)
     check.require(
         device.has_rates, "the peak of this GPU is known", f"{name}: add it to packages/rlcli_planner/known_devices.py"

@@ -1,4 +1,4 @@
-"""`rlcli plan` against the peaks that the same runs then measure, phase by phase."""
+"""Compares the memory that `rlcli plan` predicts with the measured peaks of the same runs, by phase."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ CASES: dict[str, list[str]] = {
 PHASES = ("generate", "update", "sync")
 STEPS = 3
 TAKES_S = 60.0
-"""Of one case: none begins with less left."""
+"""Seconds of one case: none starts with less time left."""
 CLOSE = 0.08
-"""Of what was measured, that a prediction may be off by."""
+"""Largest relative error of a prediction."""
 
 
 def run(check: Check) -> None:
     model = models.make(check, check.shape)
     data = runs.prompts(check, model, 64)
-    # In a rehearsal one case alone: the others differ in what a GPU alone has.
-    for name, own in list(CASES.items())[: 1 if check.rehearse else None]:
-        if check.left_s < TAKES_S and not check.rehearse:
+    # One case in a rehearsal: the others differ in features of GPUs.
+    for name, overrides in list(CASES.items())[: 1 if check.rehearse else None]:
+        if check.remaining_s < TAKES_S and not check.rehearse:
             check.figure(f"{name}", "not run: no time left")
             continue
-        words = ["--model", model, "--data", data, "--workers", "1", *runs.sizes(check, 16, 8, 512, 16384), *own]
+        words = ["--model", model, "--data", data, "--workers", "1", *runs.sizes(check, 16, 8, 512, 16384), *overrides]
         words += runs.sets(train__steps=2 if check.rehearse else STEPS, rollout__gpu_memory_utilization=0.4)
         check.progress(f"{name}: predict, then run", 55)
         predicted = runs.plan(words)["memory"]
         steps, _ = runs.train(check, name.replace(", ", "-"), words)
-        runs.sound(check, name, steps, 2 if check.rehearse else STEPS)
+        runs.check_run(check, name, steps, 2 if check.rehearse else STEPS)
         for phase in PHASES:
-            compare(check, name, phase, predicted[f"{phase}_gb"]["total"], runs.most(steps, f"memory/{phase}_gb"))
+            compare(check, name, phase, predicted[f"{phase}_gb"]["total"], runs.max_of(steps, f"memory/{phase}_gb"))
         check.keep(name, {"predicted": predicted, "steps": steps})
 
 

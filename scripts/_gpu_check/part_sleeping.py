@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
 
-from _gpu_check import alone, runs
+from _gpu_check import runs, single_worker
 from _gpu_check.check import Check
 
 GB = 1e9
@@ -14,36 +15,36 @@ ROUNDS = 3
 
 
 def run(check: Check) -> None:
-    with alone.worker(check, check.shape) as worker:
-        slept(check, worker)
+    with single_worker.worker(check, check.shape) as worker:
+        measure_sleep(check, worker)
 
 
-def slept(check: Check, worker: Any) -> None:
-    """Sleep and wake the engine of a worker that has just been built."""
+def measure_sleep(check: Check, worker: Any) -> None:
+    """Put the engine of a new worker to sleep and wake it, several times."""
     engine = worker.rollout_role.engine
-    first = worker.sync_weights(alone.probe(), 1)
+    first = worker.sync_weights(single_worker.probe(), 1)
     check.require(first.difference < runs.TOLERANCE, "the engine starts with the weights", f"{first.difference:.4f}")
-    before, text = engine.prompt_log_probs(alone.probe()), greedy(engine)
+    log_probs_before, tokens_before = engine.prompt_log_probs(single_worker.probe()), greedy(engine)
     for number in range(1 if check.rehearse else ROUNDS):
         round_trip(check, worker, number)
-    after, again = engine.prompt_log_probs(alone.probe()), greedy(engine)
-    off = float(abs(before - after).max())
+    log_probs_after, tokens_after = engine.prompt_log_probs(single_worker.probe()), greedy(engine)
+    off = float(abs(log_probs_before - log_probs_after).max())
     check.figure("log-probs after waking, worst difference", off, "nats", "<= 0.001")
     # The weights are the same, and so are the kernels; only the cache's blocks may be others.
     check.require(off < 1e-2, "the engine computes the same before its sleep and after", f"{off:.5f} nats")
-    same = sum(one == other for one, other in zip(text, again, strict=False))
-    check.figure("greedy tokens that are the same", f"{same} of {len(text)}")
+    same = sum(map(operator.eq, tokens_before, tokens_after))
+    check.figure("greedy tokens that are the same", f"{same} of {len(tokens_before)}")
 
 
 def round_trip(check: Check, worker: Any, number: int) -> None:
-    engine, awake = worker.rollout_role.engine, alone.free_bytes(check)
+    engine, awake = worker.rollout_role.engine, single_worker.free_bytes(check)
     asleep_s = timed(check, worker.release_rollout_memory)
-    asleep = alone.free_bytes(check)
+    asleep = single_worker.free_bytes(check)
     worker.set_engine_active(True)  # as a sync begins: torch's segments must not grow beside vLLM's pool
     weights_s = timed(check, engine.wake_weights)
-    weights = alone.free_bytes(check)
-    synced = worker.sync_weights(alone.probe(), number + 2)  # wakes the cache, too
-    back = alone.free_bytes(check)
+    weights = single_worker.free_bytes(check)
+    synced = worker.sync_weights(single_worker.probe(), number + 2)  # wakes the cache, too
+    back = single_worker.free_bytes(check)
     off = synced.difference
     check.require(off < runs.TOLERANCE, f"round {number + 1}: the weights are back", f"{off:.4f} nats")
     none = "a no-op on CPUs" if check.rehearse else ""
@@ -58,7 +59,7 @@ def round_trip(check: Check, worker: Any, number: int) -> None:
 
 
 def timed(check: Check, work: Callable[[], object]) -> float:
-    alone.free_bytes(check)
+    single_worker.free_bytes(check)
     began = time.perf_counter()
     work()
     if not check.rehearse:
@@ -71,5 +72,5 @@ def timed(check: Check, work: Callable[[], object]) -> float:
 def greedy(engine: Any) -> list[int]:
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished
 
-    (made,) = finished(engine, [GenerationRequest(0, alone.probe(), seed=0)], Sampling(0.0, 32))
-    return [int(token) for token in made.tokens]
+    (response,) = finished(engine, [GenerationRequest(0, single_worker.probe(), seed=0)], Sampling(0.0, 32))
+    return [int(token) for token in response.tokens]

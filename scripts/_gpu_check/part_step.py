@@ -1,6 +1,6 @@
-"""scripts/bench/step.py: whole steps and their floor in turn in one run, then whole steps and TRL's in another.
+"""Runs scripts/bench/step.py: whole steps against their floor, then against TRL's steps.
 
-All of them at once would not fit on one GPU.
+The two comparisons are separate, since all contestants together do not fit on one GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from _gpu_check import models, runs
 from _gpu_check.check import Check, CheckFailed
 
 TRL_MODES = ("vllm:16", "generate:16")
-"""The first that runs is measured. With 16 samples a micro-batch: TRL holds the logits of all of their tokens."""
+"""Modes to try; the first that works is measured. 16 samples a micro-batch: TRL holds the logits of all tokens."""
 TRL_TAKES_S = 170.0
 TARGET = "<= 1.15"
 """Step ÷ floor; on CPUs it is 0.82 to 0.96 (docs/performance.md)."""
@@ -24,12 +24,12 @@ TARGET = "<= 1.15"
 
 def run(check: Check) -> None:
     check.progress("raw vLLM, raw torch, then our run and rounds of all three", 160)
-    found = bench(check, "floor", ["--fixed-micro"] if check.rehearse else [])
-    ours = found["ours"]["1"]["all"]
+    report = bench(check, "floor", ["--fixed-micro"] if check.rehearse else [])
+    ours = report["ours"]["1"]["all"]
     check.figure("step ÷ floor", ours["to_floor"], "", TARGET, note="median of the rounds' quotients")
     check.figure("our step", ours["seconds"], "s")
-    check.figure("floor: raw vLLM", found["medians"]["generate 1"], "s")
-    check.figure("floor: raw torch", found["medians"]["train 1"], "s")
+    check.figure("floor: raw vLLM", report["medians"]["generate 1"], "s")
+    check.figure("floor: raw torch", report["medians"]["train 1"], "s")
     for phase, seconds in ours["phases"].items():
         if seconds > 5e-4:
             check.figure(f"our {phase.replace('_', ' ')}", seconds, "s")
@@ -42,20 +42,20 @@ def against_trl(check: Check) -> None:
         check.figure("TRL ÷ ours", "not run in a rehearsal" if find_spec("trl") else "not installed")
         return
     for mode in TRL_MODES:
-        if check.left_s < TRL_TAKES_S:
+        if check.remaining_s < TRL_TAKES_S:
             check.figure(f"TRL ({mode}) ÷ ours", "not run: no time left")
             return
         check.progress(f"TRL ({mode}), then our run and rounds of both", TRL_TAKES_S)
         words = ["--no-floor", "--compare", "trl", "--trl-python", sys.executable, "--trl-modes", mode]
-        found = bench(check, f"TRL {mode}", words)
-        if (ratio := found["ours"]["1"]["all"]["trl_to_ours"].get(f"trl {mode}")) is not None:
+        report = bench(check, f"TRL {mode}", words)
+        if (ratio := report["ours"]["1"]["all"]["trl_to_ours"].get(f"trl {mode}")) is not None:
             check.figure(f"TRL ({mode}) ÷ ours", ratio, "", ">= 1.0", "samples a micro-batch after the colon")
             return
-        check.figure(f"TRL ({mode}) ÷ ours", "does not run here", note=found["trl_failed"].get(mode, "")[-300:])
+        check.figure(f"TRL ({mode}) ÷ ours", "does not run here", note=report["trl_failed"].get(mode, "")[-300:])
 
 
 def bench(check: Check, name: str, words: Sequence[str]) -> dict[str, Any]:
-    """What scripts/bench/step.py finds. Its rounds are kept as they come."""
+    """The results of scripts/bench/step.py. Its rounds are recorded as they are reported."""
     out = check.work / "step.json"
     sizes = ["--prompts", "32", "--samples", "8", "--max-tokens", "512", "--steps", "3", "--micro", "8192"]
     sizes += ["--kv-cache-mb", "4096"]
@@ -73,12 +73,12 @@ def bench(check: Check, name: str, words: Sequence[str]) -> dict[str, Any]:
     for line in process.stdout:
         if line.startswith("ROUND "):
             rounds.append(json.loads(line.removeprefix("ROUND ")))
-            check.progress(", ".join(f"{what} {seconds:.2f} s" for what, seconds in rounds[-1].items()))
+            check.progress(", ".join(f"{name} {seconds:.2f} s" for name, seconds in rounds[-1].items()))
             check.keep(f"{name}: rounds, warm-up included", rounds)
         else:
             print(line, end="", flush=True)
     if process.wait():
         raise CheckFailed(f"scripts/bench/step.py ended with exit code {process.returncode}")
-    found: dict[str, Any] = json.loads(out.read_text())
-    check.keep(name, found)
-    return found
+    report: dict[str, Any] = json.loads(out.read_text())
+    check.keep(name, report)
+    return report

@@ -1,4 +1,4 @@
-"""How fast weights reach the engine: gathering them, and the whole way into its parameters."""
+"""Throughput of weight syncs: gathering the weights, and loading them into the engine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import subprocess
 import sys
 from typing import Any
 
-from _gpu_check import alone, runs
+from _gpu_check import runs, single_worker
 from _gpu_check.check import Check, CheckFailed
 
 REPEATS = 8
 FIRST_VERSION = 100
-"""Of the weights: above those of earlier syncs of the same worker."""
+"""First version of the weights, above those of earlier syncs of the same worker."""
 
 
 def run(check: Check) -> None:
-    gathered(check)
-    with alone.worker(check, check.shape) as worker:
-        loaded(check, worker)
+    measure_gathering(check)
+    with single_worker.worker(check, check.shape) as worker:
+        measure_syncs(check, worker)
 
 
-def gathered(check: Check) -> None:
+def measure_gathering(check: Check) -> None:
     out, size = check.work / "sync.json", "1m" if check.rehearse else "500m"
     check.progress("scripts/bench/sync.py: gathering the weights", 30)
     words = ["--sizes", size, "--ranks", "1", "--repeats", "3" if check.rehearse else "7", "--buckets-mb", "32"]
@@ -30,16 +30,16 @@ def gathered(check: Check) -> None:
     if done.returncode:
         raise CheckFailed(f"scripts/bench/sync.py ended with exit code {done.returncode}")
     (row,) = json.loads(out.read_text())["rows"]
-    for how, seconds in row["seconds"].items():
+    for method, seconds in row["seconds"].items():
         rate = row["bytes"] / statistics.median(seconds) / 1e9
-        check.figure(f"gathering, {how}", rate, "GB/s", note=f"{row['bytes'] / 1e6:.0f} MB on one rank")
+        check.figure(f"gathering, {method}", rate, "GB/s", note=f"{row['bytes'] / 1e6:.0f} MB on one rank")
 
 
-def loaded(check: Check, worker: Any) -> None:
+def measure_syncs(check: Check, worker: Any) -> None:
     """Sync the weights into the engine of a worker, several times."""
     syncs: list[Any] = []
     for number in range(2 if check.rehearse else REPEATS):
-        syncs.append(worker.sync_weights(alone.probe(), FIRST_VERSION + number))
+        syncs.append(worker.sync_weights(single_worker.probe(), FIRST_VERSION + number))
         last = syncs[-1]
         check.progress(f"sync {number + 1}: {last.bytes / 1e6:.0f} MB in {1e3 * last.seconds:.0f} ms")
         seconds = statistics.median(sync.seconds for sync in syncs[1:] or syncs)

@@ -1,4 +1,4 @@
-"""The trainer alone, by torch: the head by tokens a chunk, an update's MFU and memory, gathering the weights."""
+"""The trainer without an engine: the head by chunk size, MFU and memory of an update, gathering of the weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from _gpu_check import models
 from _gpu_check.check import Check
 from _gpu_check.flops import UPDATE, forward_flops, utilisation
 from _gpu_check.part_mfu import peak_flops, shape_of_model
-from _gpu_check.part_sync import gathered
+from _gpu_check.part_sync import measure_gathering
 
 HEAD_TOKENS, CHUNKS = 16384, (441, 1024, 1792, 4096, 8192)
-"""Tokens in all, and tokens projected at a time."""
+"""Number of tokens, and of tokens projected at a time."""
 PROMPT, RESPONSE, SAMPLES = 32, 480, 8
 TOKENS = {"0.5b": (8192, 16384), "1.5b": (8192,)}
-"""Of a micro-batch."""
+"""Tokens of a micro-batch."""
 REHEARSED_TOKENS, REHEARSED_CHUNKS = 256, (64, 256)
 TARGETS = {"0.5b": ">= 0.30", "1.5b": ">= 0.40"}
 """MFU of the update."""
@@ -36,7 +36,7 @@ def run(check: Check) -> None:
                 update(check, compiled)
     finally:
         dist.destroy_process_group()
-    gathered(check)
+    measure_gathering(check)
 
 
 def head(check: Check) -> None:
@@ -45,7 +45,7 @@ def head(check: Check) -> None:
 
     from rlcli.model.logprobs import token_log_probs
 
-    shape = (models.REHEARSED if check.rehearse else models.SHAPES)[check.shape]
+    shape = (models.REHEARSAL_SHAPES if check.rehearse else models.SHAPES)[check.shape]
     tokens, chunks = (REHEARSED_TOKENS, REHEARSED_CHUNKS) if check.rehearse else (HEAD_TOKENS, CHUNKS)
     width, vocabulary, device = shape["hidden_size"], shape["vocab_size"], check.device
     dtype = torch.float32 if check.rehearse else torch.bfloat16
@@ -85,7 +85,7 @@ def update(check: Check, compiled: bool) -> None:
         for _ in range(prompts):
             start = draw.integers(6, 200, prompt)
             responses = (draw.integers(6, 200, response) for _ in range(SAMPLES))
-            rows += [(np.concatenate([start, own]).astype(np.int32), prompt) for own in responses]
+            rows += [(np.concatenate([start, sampled]).astype(np.int32), prompt) for sampled in responses]
         mesh = init_device_mesh(device.type, (1,))
         policy = load_policy(model, dtype=dtype, device=device, mesh=mesh, compiled=compiled)
         optimizer = build_optimizer(policy, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
@@ -108,7 +108,7 @@ def update(check: Check, compiled: bool) -> None:
 
 
 def median_seconds(check: Check, work: Callable[[], object], repeats: int) -> float:
-    """Of a call, after one that warms up; the peak of memory counts from its end."""
+    """Median seconds of a call, after a warm-up; the memory peak counts from the end of the warm-up."""
     import torch
 
     seconds: list[float] = []

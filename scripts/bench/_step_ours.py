@@ -1,4 +1,4 @@
-"""Our whole step through the product itself: a run on real workers, with the contestants called between its steps."""
+"""Our whole step: a run of rlcli on real workers that calls the other contestants between its steps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ PURPOSE = "train"
 
 @dataclass
 class Step:
-    """One step as it was measured: seconds from the end of the last one to the end of this, and the run's metrics."""
+    """One measured step."""
 
     seconds: float
+    """From the end of the previous step."""
     metrics: dict[str, float]
+    """The run's metrics of the step."""
 
     def phases(self) -> dict[str, float]:
-        """Seconds by phase; what is in none of them is bookkeeping. `check` is part of canary and sync."""
+        """Seconds by phase; the remainder is bookkeeping. `check` is part of the log-prob check and of sync."""
         times = {name[5:-2]: value for name, value in self.metrics.items() if name.startswith("time/")}
         # Sums of phases, and bookkeeping, which counts what runs between our steps.
-        for apart in ("step", "checkpoint", "evaluate", "bookkeeping", "trainer_idle", "engine_idle"):
-            times.pop(apart, None)
+        for excluded in ("step", "checkpoint", "evaluate", "bookkeeping", "trainer_idle", "engine_idle"):
+            times.pop(excluded, None)
         times["verify"] = times.pop("verify_wait", 0.0)
         times["generate"] -= times["verify"] + times.get("idle", 0.0)
         times["log-prob check"] = times["sync"] - times["transfer"]
@@ -43,16 +45,16 @@ class Step:
         return times
 
 
-class Enough(Exception):
-    """All steps are measured: what would follow, such as a checkpoint, need not."""
+class StepsDone(Exception):
+    """All steps are measured: ends the run without its final checkpoint."""
 
 
-class Paced(View):
-    """Hears of each step, and lets `between` run before the next one begins; after `most` steps it ends the run."""
+class PacedView(View):
+    """Records each step, and calls `between` before the next one starts. Ends the run after `max_steps` steps."""
 
-    def __init__(self, between: Callable[[], None], most: int) -> None:
+    def __init__(self, between: Callable[[], None], max_steps: int) -> None:
         super().__init__()
-        self.between, self.most = between, most
+        self.between, self.max_steps = between, max_steps
         self.steps: list[Step] = []
         self._began = time.perf_counter()
 
@@ -63,8 +65,8 @@ class Paced(View):
     def step(self, metrics: Mapping[str, float]) -> None:
         self.steps.append(Step(time.perf_counter() - self._began, dict(metrics)))
         self.between()
-        if len(self.steps) == self.most:
-            raise Enough
+        if len(self.steps) == self.max_steps:
+            raise StepsDone
         self._began = time.perf_counter()
 
 
@@ -99,7 +101,7 @@ def config_of(
 
 
 def lengths_by_seed(work: Workload, steps: int, seed: int) -> dict[int, int]:
-    """How long each response is to be, by the seed that it is drawn with."""
+    """Sampling seed → length of the response."""
     return {
         sample_seed(seed, PURPOSE, step, f"bench:train:{prompt + half * len(work.prompts)}", sample): length
         for step in range(1, steps + 1)
@@ -110,7 +112,7 @@ def lengths_by_seed(work: Workload, steps: int, seed: int) -> dict[int, int]:
 
 
 def bench_worker(lengths: dict[int, int]) -> type[Worker]:
-    """A worker whose responses are as long as `lengths` says, whatever ends the model draws."""
+    """A worker whose responses have the given lengths, by sampling seed."""
 
     class BenchWorker(Worker):
         def _build_engine(self) -> None:
@@ -118,9 +120,10 @@ def bench_worker(lengths: dict[int, int]) -> type[Worker]:
             params = self.engine._params
 
             def imposed(request: Any) -> Any:
-                made = params(request)
-                made.max_tokens, made.ignore_eos, made.stop_token_ids = lengths[request.seed], True, []
-                return made
+                sampling_params = params(request)
+                sampling_params.max_tokens = lengths[request.seed]
+                sampling_params.ignore_eos, sampling_params.stop_token_ids = True, []
+                return sampling_params
 
             self.engine._params = imposed
 
@@ -138,7 +141,7 @@ def run_ours(
     equal: float,
     sets: Sequence[str] = (),
 ) -> Iterator[Callable[[Callable[[], None]], Sequence[Step]]]:
-    """Start the workers; what is yielded trains for `steps` steps, calling its argument between them."""
+    """Start the workers. Yields a function that trains for `steps` steps and calls its argument between them."""
     from ray import cloudpickle
 
     from rlcli.launch import launch
@@ -168,10 +171,10 @@ def run_ours(
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
         def run(between: Callable[[], None]) -> Sequence[Step]:
-            view = Paced(between, steps)
-            with suppress(Enough), RunFolder.create(folder / "run") as home:
+            view = PacedView(between, steps)
+            with suppress(StepsDone), RunFolder.create(folder / "run") as home:
                 trackers = open_trackers((), home, "bench", {}, view.note, None)
-                launch.trainer_of(prepared, groups, home, trackers, view, NeverStop()).run()
+                launch.make_trainer(prepared, groups, home, trackers, view, NeverStop()).run()
             return view.steps
 
         with launch.running_workers(prepared, folder / "logs", on_phase=lambda name: None) as groups:

@@ -1,4 +1,4 @@
-"""The floor of a step: vLLM and a training pass in plain processes, with nothing of rlcli between."""
+"""The floor of a step: vLLM and a training pass in plain processes, without rlcli."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ from _step_work import Workload
 from rlcli.cluster.process import malloc
 
 BUDGETS = (1024, 2048, 4096, 8192, 16384)
-"""Tokens a micro-batch, of which the fastest is kept."""
+"""Candidate tokens of a micro-batch; the fastest is used."""
 
 
 OUT_OF_MEMORY = "out of memory"
-"""What a process answers in place of `done`."""
+"""Reply of a process instead of `done`."""
 
 
 class OutOfMemory(Exception):
-    """A device has less memory than was asked for."""
+    """A device has too little memory."""
 
 
 @dataclass(frozen=True)
 class RawSpec:
-    """One of `world` processes that share the workload, on `device`. kv_cache_bytes: of its engine."""
+    """One of the processes that share the workload."""
 
     work: Workload
+    """The whole workload."""
     rank: int
+    """Index of the process."""
     world: int
+    """Number of processes."""
     device: str
+    """`cpu` or `cuda`."""
     kv_cache_bytes: int
+    """KV cache of its engine."""
     store: str
+    """File of the rendezvous."""
 
     @property
     def lengths(self) -> list[tuple[int, int]]:
@@ -48,7 +54,7 @@ class RawSpec:
 
 
 class RawGroup:
-    """`world` processes; a call runs on all of them and gives the seconds of the slowest."""
+    """All processes; a call runs on all of them and returns the seconds of the slowest."""
 
     def __init__(self, connections: Sequence[Connection], tokens: int) -> None:
         self._connections, self._tokens = connections, tokens
@@ -60,8 +66,8 @@ class RawGroup:
         return self._call("train")
 
     def tune(self) -> int:
-        """Try the sizes of micro-batches, and keep the fastest; one that begins far slower is not tried on, and neither
-        is what is larger than one that holds all tokens, or for which the device's memory does not suffice."""
+        """Try the sizes of micro-batches, and use the fastest. A size that is far slower in its first call is not
+        repeated; sizes beyond one that holds all tokens, or that exceeds the device's memory, are not tried."""
         times: dict[int, float] = {}
         for budget in BUDGETS:
             self._call("budget", budget)
@@ -103,7 +109,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
         environment["TORCH_COMPILE_DISABLE"] = "1"
         # It keeps freed memory, too, in the heap with which it is faster: glibc's, trimmed when it has been tuned.
         environment |= malloc.GLIBC
-    before = {name: os.environ.get(name) for name in environment}
+    previous = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     connections, processes = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +122,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
                 theirs.close()
                 connections.append(ours)
                 processes.append(process)
-            for name, value in before.items():
+            for name, value in previous.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             for connection in connections:
                 connection.recv()  # ready
@@ -138,10 +144,10 @@ def _serve(connection: Connection, spec: RawSpec) -> None:
     connection.send("ready")
     while True:
         try:
-            what, *arguments = connection.recv()
+            command, *arguments = connection.recv()
         except EOFError:
             os._exit(0)
-        if what == "budget":
+        if command == "budget":
             training.pack(*arguments)
             if spec.device == "cpu":  # what larger micro-batches left behind is not the floor's
                 ctypes.CDLL(None).malloc_trim(0)
@@ -149,7 +155,7 @@ def _serve(connection: Connection, spec: RawSpec) -> None:
                 torch.cuda.empty_cache()
         else:
             try:
-                {"generate": generation.run, "train": training.run}[what]()
+                {"generate": generation.run, "train": training.run}[command]()
             except torch.OutOfMemoryError:
                 training.optimizer.zero_grad(set_to_none=True)
                 torch.cuda.empty_cache()
@@ -168,7 +174,7 @@ class _Generation:
         on_cpu = spec.device == "cpu"
         longest = spec.work.prompt_tokens + spec.work.max_tokens
         # Blocks of 32, not 128: only whole blocks of a prompt are shared by its samples.
-        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest), "block_size": 32}
+        cpu_options = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest), "block_size": 32}
         self.llm = LLM(
             spec.work.model,
             dtype=spec.work.dtype,
@@ -180,7 +186,7 @@ class _Generation:
             skip_tokenizer_init=True,
             disable_log_stats=True,
             # Else it would begin only where its whole share of the GPU is free.
-            **(whole if on_cpu else {"gpu_memory_utilization": 0.01}),
+            **(cpu_options if on_cpu else {"gpu_memory_utilization": 0.01}),
         )
         self.prompts = [TokensPrompt(prompt_token_ids=list(spec.work.prompts[p].ids)) for p, _ in spec.lengths]
         self.params = [
@@ -198,8 +204,8 @@ class _Generation:
 
     def run(self) -> None:
         self.llm.reset_prefix_cache()
-        made = self.llm.generate(self.prompts, self.params, use_tqdm=False)
-        assert sum(len(one.outputs[0].token_ids) for one in made) == sum(one.max_tokens for one in self.params)
+        outputs = self.llm.generate(self.prompts, self.params, use_tqdm=False)
+        assert sum(len(item.outputs[0].token_ids) for item in outputs) == sum(item.max_tokens for item in self.params)
 
 
 class _Training:

@@ -1,4 +1,4 @@
-"""The workload that all contestants of `step.py` are given: a model, prompts, and how long each response is."""
+"""The workload of all contestants of `step.py`: a model, prompts, and the length of each response."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MARKERS = 2
 """Tokens that the tiny models' chat template adds to a question."""
 
 UNEQUAL, EQUAL = "unequal", "equal"
-"""The ground truths: whether the samples of a group get different rewards or all the same."""
+"""Ground truths: the samples of a group get different rewards, or equal ones."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What every contestant generates and trains on."""
+    """The samples that every contestant generates and trains on."""
 
     model: str
     """Folder of the model."""
@@ -40,7 +40,7 @@ class Workload:
     lengths: tuple[tuple[int, ...], ...]
     """`[prompts][samples]`, tokens of each response."""
     dtype: str = "float32"
-    """What it computes in: float32, or bfloat16 with master weights in float32."""
+    """Compute dtype: float32, or bfloat16 with master weights in float32."""
     prompts: tuple[BenchPrompt, ...] = ()
     """The prompts; without them, texts of letters, each a token of the tiny models' tokenizer."""
 
@@ -64,19 +64,19 @@ class Workload:
         return self.response_tokens + len(self.lengths) * self.samples * self.prompt_tokens
 
 
-def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[tuple[int, ...], ...]:
-    """All `most`, or as responses of reasoning models are: log-normal, half of them below three tenths of the limit,
-    and a few per cent cut off at it."""
+def draw_lengths(prompts: int, samples: int, max_tokens: int, ragged: bool) -> tuple[tuple[int, ...], ...]:
+    """All `max_tokens`, or ragged as those of reasoning models: log-normal, half of them below three tenths of the
+    limit, and a few per cent truncated."""
     import numpy as np
 
     if not ragged:
-        return ((most,) * samples,) * prompts
-    drawn = np.random.default_rng(0).lognormal(np.log(0.3 * most), 0.7, (prompts, samples))
-    return tuple(tuple(row) for row in drawn.clip(2, most).astype(int).tolist())
+        return ((max_tokens,) * samples,) * prompts
+    sampled = np.random.default_rng(0).lognormal(np.log(0.3 * max_tokens), 0.7, (prompts, samples))
+    return tuple(tuple(row) for row in sampled.clip(2, max_tokens).astype(int).tolist())
 
 
 def make_model(name: str, folder: Path) -> str:
-    """The folder of the model `name`: one of TINY or SHAPES is made, anything else is taken as a folder."""
+    """The folder of the model `name`: generated for a name of TINY or SHAPES, else `name` itself."""
     from rlcli.model.io.tiny_model import make_tiny_model
 
     if name in TINY:
@@ -87,14 +87,14 @@ def make_model(name: str, folder: Path) -> str:
     import torch
     from transformers import AutoConfig, Qwen2ForCausalLM
 
-    made = make_tiny_model(folder)  # for its tokenizer
-    config = AutoConfig.from_pretrained(made)
+    model_folder = make_tiny_model(folder)  # for its tokenizer
+    config = AutoConfig.from_pretrained(model_folder)
     config.update(SHAPES[name] | {"vocab_size": VOCABULARY, "num_key_value_heads": KV_HEADS, "layer_types": None})
     config.max_position_embeddings, config.dtype = 32768, "bfloat16"
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(made)
-    return str(made)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(model_folder)
+    return str(model_folder)
 
 
 def write_prompts(work: Workload, folder: Path, equal_share: float) -> None:
@@ -121,7 +121,7 @@ def _letters(seed: int, length: int) -> str:
 
 
 def reward(request: Any) -> Any:
-    """The verifier: equal where the row says so, else a number that no other sample of the group has."""
+    """The verifier: 1 for rows of equal rewards, else a number that is unique within the group."""
     import hashlib
     from array import array
 

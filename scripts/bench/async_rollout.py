@@ -46,11 +46,11 @@ STALENESS = (0, 1, 2, 4)
 LAYOUTS = {"shared": ("cluster.workers=2",), "1 + 1": ("cluster.workers=1", "rollout.workers=1")}
 WARM_UP = 1
 ROUNDS = 8
-"""Of a prediction, until the shares of the time in which engine and trainer work are those that it assumes."""
+"""Iterations of a prediction until the busy shares of engine and trainer agree with those that it assumes."""
 PAUSE = 20
-"""An engine step that takes so many times the median had an update or the end of a slice in it."""
+"""Factor on the median: a longer engine step includes an update or the end of a slice, and is left out."""
 PROMPT_TOKENS = 40
-"""Of the arithmetic prompts, about."""
+"""Approximate tokens of an arithmetic prompt."""
 TARGET = 0.9
 QWEN_7B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
 QWEN_32B = {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40}
@@ -64,16 +64,19 @@ SIMULATED = {
 
 @dataclass(frozen=True)
 class Slowed:
-    """engine, trainer: by which factors they are slower beside each other than alone, in a run in which they work these
-    shares of the time."""
+    """Slowdown of engine and trainer by each other, measured in one run."""
 
     engine: float
+    """Time of an engine step beside a busy trainer, relative to that alone."""
     trainer: float
+    """Time of an update beside a busy engine, relative to that alone."""
     engine_works: float
+    """Share of the run's time in which the engine is busy."""
     trainer_works: float
+    """Share of the run's time in which the trainer is busy."""
 
     def speeds(self, alone: Any, engine_works: float, trainer_works: float) -> Any:
-        """Of an engine and a trainer that work these shares of the time."""
+        """Speeds of an engine and a trainer that are busy for these shares of the time. alone: their speeds alone."""
         engine = 1 + (self.engine - 1) * trainer_works / self.trainer_works
         trainer = 1 + (self.trainer - 1) * engine_works / self.engine_works
         return dataclasses.replace(
@@ -85,7 +88,7 @@ class Slowed:
 
 
 class RecordingView(View):
-    """Says nothing, and keeps the metrics of each step."""
+    """Prints nothing, and records the metrics of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,8 +105,8 @@ class RecordingView(View):
 
 
 def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> None:
-    """Within a worker: have its engine end each response where its prompt and its place in the group say, whenever that
-    is, and record what a step takes."""
+    """Run in a worker: make the length of each response a function of its prompt and its index in the group, and record
+    the engine's steps."""
     import math
     import time
     import zlib
@@ -114,40 +117,41 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
     if engine is None or hasattr(engine, "recorded"):
         return
     params, step, abort, seed_of = engine._params, engine.step, engine.abort, rollout_role.sample_seed
-    engine.recorded, last, added, taken = [], [0.0], [0], [0]
-    drawn: dict[int, float] = {}
+    engine.recorded, last, added, step_count = [], [0.0], [0], [0]
+    normal_by_seed: dict[int, float] = {}
     begun_at: dict[int, int] = {}
-    """By request: its tokens at its begin, less the engine's steps until then."""
+    """Request → its tokens when it started, minus the number of engine steps until then."""
 
     def normal(*seed: int) -> float:
         return float(np.random.default_rng(seed).normal())
 
     def seeded(run_seed: int, purpose: str, number: int, prompt_id: str, sample: int) -> int:
         seed, prompt = seed_of(run_seed, purpose, number, prompt_id, sample), zlib.crc32(prompt_id.encode())
-        drawn[seed] = (normal(prompt) + normal(prompt, sample % samples)) / math.sqrt(2)
+        normal_by_seed[seed] = (normal(prompt) + normal(prompt, sample % samples)) / math.sqrt(2)
         return seed
 
     def bounded(request: Any) -> Any:
-        given, begun = params(request), 0 if request.response_prefix is None else len(request.response_prefix)
-        length = round(middle * math.exp(spread * drawn[request.seed]))
-        added[0] += len(request.prompt) + begun
-        begun_at[request.key] = len(request.prompt) + begun - taken[0]
-        given.max_tokens = max(1, min(given.max_tokens, length - begun))
-        given.ignore_eos, given.stop_token_ids = True, []
-        return given
+        sampling_params = params(request)
+        prefix_tokens = 0 if request.response_prefix is None else len(request.response_prefix)
+        length = round(middle * math.exp(spread * normal_by_seed[request.seed]))
+        added[0] += len(request.prompt) + prefix_tokens
+        begun_at[request.key] = len(request.prompt) + prefix_tokens - step_count[0]
+        sampling_params.max_tokens = max(1, min(sampling_params.max_tokens, length - prefix_tokens))
+        sampling_params.ignore_eos, sampling_params.stop_token_ids = True, []
+        return sampling_params
 
     def timed() -> Any:
         running, began = engine.unfinished, time.perf_counter()
-        tokens = sum(begun_at.values()) + len(begun_at) * taken[0]
-        found = step()
+        tokens = sum(begun_at.values()) + len(begun_at) * step_count[0]
+        outputs = step()
         ended = time.perf_counter()
         engine.recorded.append((running, tokens, added[0], ended - (last[0] or began)))
-        for one in found:
-            begun_at.pop(one.key, None)
+        for output in outputs:
+            begun_at.pop(output.key, None)
         added[0] = 0
-        taken[0] += 1
+        step_count[0] += 1
         last[0] = ended if engine.unfinished else 0.0
-        return found
+        return outputs
 
     def aborted() -> Any:
         begun_at.clear()
@@ -157,13 +161,13 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
 
 
 def recorded(worker: Any) -> list[tuple[int, int, int, float]]:
-    """Within a worker, of each engine step so far: responses, all of their tokens, tokens of new prompts, seconds."""
-    found = getattr(worker.engine, "recorded", [])
-    return [found.pop() for _ in range(len(found))]
+    """Run in a worker: return and clear its engine steps: responses, their tokens, tokens of new prompts, seconds."""
+    steps = getattr(worker.engine, "recorded", [])
+    return [steps.pop() for _ in range(len(steps))]
 
 
 class Contest:
-    """Runs of one workload, all in one folder, on workers that stay."""
+    """Runs of one workload on the same workers, in one folder."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder, self.number = arguments, folder, 0
@@ -184,24 +188,24 @@ class Contest:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what runs have measured: by staleness, their steps that count and those of engines (`recorded`)."""
-        self.seen: dict[int, list[Mapping[str, float]]] = {one: [] for one in STALENESS}
-        self.engine_steps: dict[int, list[tuple[int, int, int, float]]] = {one: [] for one in STALENESS}
+        """Clear the measurements by staleness: counted steps, and engine steps (`recorded`)."""
+        self.seen: dict[int, list[Mapping[str, float]]] = {staleness: [] for staleness in STALENESS}
+        self.engine_steps: dict[int, list[tuple[int, int, int, float]]] = {staleness: [] for staleness in STALENESS}
 
     def steps(self, staleness: int) -> int:
-        """Of a run: those that count, and those in which the pipeline fills and ends."""
+        """Steps of a run: counted ones, and those in which the pipeline fills and drains."""
         return int(self.arguments.steps) + WARM_UP + 2 * staleness
 
-    def prepared(self, own: tuple[str, ...], staleness: int, steps: int) -> Any:
+    def prepared(self, overrides: tuple[str, ...], staleness: int, steps: int) -> Any:
         from rlcli.config.load import resolve
         from rlcli.launch.preflight import prepare
 
         flags = self.flags | {"train.steps": steps}
-        return prepare(resolve("grpo", flags, [*self.sets, *own, f"async.staleness={staleness}"]).config)
+        return prepare(resolve("grpo", flags, [*self.sets, *overrides, f"async.staleness={staleness}"]).config)
 
     @contextmanager
-    def workers(self, own: tuple[str, ...]) -> Iterator[Any]:
-        """Their cache is large enough for the largest staleness."""
+    def workers(self, overrides: tuple[str, ...]) -> Iterator[Any]:
+        """Start workers whose KV cache is large enough for the largest staleness."""
         import ray
         from ray import cloudpickle
 
@@ -209,23 +213,23 @@ class Contest:
 
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         logs = Path(tempfile.mkdtemp(prefix="logs-", dir=self.folder))
-        ready = self.prepared(own, max(STALENESS), self.steps(0))
-        given = self.arguments.median, self.arguments.spread, self.arguments.samples
+        ready = self.prepared(overrides, max(STALENESS), self.steps(0))
+        distribution = self.arguments.median, self.arguments.spread, self.arguments.samples
         with running_workers(ready, logs, on_phase=lambda name: None) as groups:
             self.actors = [actor for pool in groups.by_name.values() for actor in pool._actors]
-            ray.get([one.__ray_call__.remote(lambda w: give_lengths(w, *given)) for one in self.actors])
+            ray.get([actor.__ray_call__.remote(lambda w: give_lengths(w, *distribution)) for actor in self.actors])
             yield groups
 
-    def run(self, groups: Any, own: tuple[str, ...], staleness: int, steps: int = 0) -> float:
-        """Train once; the mean seconds of the steps between the filling of the pipeline and its end. steps: all, if
-        they are not as many as `steps` says."""
+    def run(self, groups: Any, overrides: tuple[str, ...], staleness: int, steps: int = 0) -> float:
+        """Train once. Returns the mean seconds of the counted steps. steps: their number in all; 0: by the method
+        `steps`."""
         from rlcli.cluster.supervisor.stop_signals import StopOnSignal
-        from rlcli.launch.launch import trainer_of, worker_spec
+        from rlcli.launch.launch import make_trainer, worker_spec
         from rlcli.runs.folder import RunFolder
         from rlcli.runs.tracking import open_trackers
         from rlcli.training.worker.calls import WorkerCalls
 
-        ready, logs = self.prepared(own, staleness, steps or self.steps(staleness)), Path(groups.spec.logs)
+        ready, logs = self.prepared(overrides, staleness, steps or self.steps(staleness)), Path(groups.spec.logs)
         spec = worker_spec(ready.context, logs, groups.spec.group_id)
         groups.policy.call(WorkerCalls.build, spec)
         self.number += 1
@@ -234,7 +238,7 @@ class Contest:
         with RunFolder.create(path) as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)
-            trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
+            make_trainer(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
         counted = view.steps[self.counted(staleness, len(view.steps))]
         self.seen[staleness] += counted
@@ -242,67 +246,69 @@ class Contest:
         return mean(step["time/step_s"] for step in counted)
 
     def counted(self, staleness: int, steps: int) -> slice:
-        """Of the steps of a run, those between the filling of the pipeline and its end."""
+        """The counted steps of a run: those in which the pipeline is full."""
         return slice(WARM_UP + staleness, steps - staleness)
 
     def lengths(self) -> NDArray[np.int64]:
-        """`[steps, prompts, samples]` of the latest run, which was synchronous, in the order drawn."""
+        """Response lengths `[steps, prompts, samples]` of the latest, synchronous run, in sampling order."""
         samples = self.folder / f"run-{self.number}" / "samples"
-        found: dict[tuple[int, int], list[int]] = {}
+        lengths_by_group: dict[tuple[int, int], list[int]] = {}
         for number in range(1, len(list(samples.glob("step-*"))) + 1):
             for file in sample_files(samples, number):
                 table = pq.read_table(file, columns=["group", "response_tokens"]).to_pylist()
                 for row in table:
-                    found.setdefault((number, row["group"]), []).append(row["response_tokens"])
-        whole = np.array([found[group] for group in sorted(found)], np.int64)
-        return whole.reshape(-1, self.arguments.prompts, self.arguments.samples)
+                    lengths_by_group.setdefault((number, row["group"]), []).append(row["response_tokens"])
+        ordered = np.array([lengths_by_group[group] for group in sorted(lengths_by_group)], np.int64)
+        return ordered.reshape(-1, self.arguments.prompts, self.arguments.samples)
 
     def recorded(self) -> list[tuple[int, int, int, float]]:
-        """Of all engines, the steps since this was read last."""
+        """Steps of all engines since the last call."""
         import ray
 
-        found = ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
-        return [step for one in found for step in one]
+        steps_by_actor = ray.get([actor.__ray_call__.remote(recorded) for actor in self.actors])
+        return [step for engine_steps in steps_by_actor for step in engine_steps]
 
     def decoding(self, staleness: int) -> NDArray[np.float64]:
-        """`[steps, 4]`, as `recorded`, without those that something came between."""
+        """Engine steps `[steps, 4]` as in `recorded`, without interrupted ones."""
         steps = np.array(self.engine_steps[staleness], np.float64)
         return steps[steps[:, 3] < PAUSE * np.median(steps[:, 3])]
 
     def update_s(self, staleness: int, lengths: NDArray[np.int64]) -> float:
         """Mean seconds of an update, if batches were as large as those of `lengths`."""
         waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
-        seconds = mean(one["time/step_s"] - sum(one[name] for name in waits) for one in self.seen[staleness])
-        own = lengths[self.counted(staleness, self.steps(staleness))]
-        return float(seconds * lengths.mean() / own.mean())
+        seconds = mean(
+            metrics["time/step_s"] - sum(metrics[name] for name in waits) for metrics in self.seen[staleness]
+        )
+        counted_lengths = lengths[self.counted(staleness, self.steps(staleness))]
+        return float(seconds * lengths.mean() / counted_lengths.mean())
 
     def speeds(self, lengths: NDArray[np.int64]) -> Any:
-        """What the runs without staleness measured."""
+        """Speeds of engine and trainer alone, fitted to the runs without staleness."""
         from rlcli_planner.asynchrony.simulate import Speeds
 
         steps = self.decoding(0)
         known = np.column_stack([np.ones(len(steps)), steps[:, :3]])
-        whole, each, read, prefill = np.linalg.lstsq(known, steps[:, 3], rcond=None)[0]
-        update, sync = self.update_s(0, lengths), mean(one["time/sync_s"] for one in self.seen[0])
-        decoding = f"{whole:.5f} + {each:.7f} a response + {read:.9f} a token"
+        base, each, read, prefill = np.linalg.lstsq(known, steps[:, 3], rcond=None)[0]
+        update, sync = self.update_s(0, lengths), mean(metrics["time/sync_s"] for metrics in self.seen[0])
+        decoding = f"{base:.5f} + {each:.7f} a response + {read:.9f} a token"
         print(f"decode {decoding}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}", file=sys.stderr)
 
         def decode(running: int, tokens: float) -> float:
-            return float(whole + running * (each + read * tokens))
+            return float(base + running * (each + read * tokens))
 
         return Speeds(decode, float(prefill), update, sync)
 
     def slowed(self, alone: Any, lengths: NDArray[np.int64]) -> Slowed:
-        """What the runs with staleness 1 measured, against speeds of engine and trainer alone."""
+        """Slowdown in the runs with staleness 1, against the speeds of engine and trainer alone."""
         steps, seen, update = self.decoding(1), self.seen[1], self.update_s(1, lengths)
-        whole = mean(one["time/step_s"] for one in seen)
+        step_s = mean(metrics["time/step_s"] for metrics in seen)
         expected = sum(alone.decode(some, total / some) + added * alone.prefill for some, total, added, _ in steps)
-        idle = mean(one["time/engine_idle_s"] for one in seen)
+        idle = mean(metrics["time/engine_idle_s"] for metrics in seen)
         # Faster is noise: both have the same work beside each other.
         engine, trainer = max(1.0, float(steps[:, 3].sum() / expected)), max(1.0, update / alone.update)
-        found = Slowed(engine, trainer, 1 - idle / whole, update / whole)
-        print(found, file=sys.stderr)
-        return found
+        slowdown = Slowed(engine, trainer, 1 - idle / step_s, update / step_s)
+        print(slowdown, file=sys.stderr)
+        return slowdown
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
@@ -318,23 +324,27 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Step times of both layouts by staleness, measured and predicted."""
     measured: dict[tuple[str, int], float] = {}
     speeds: dict[str, tuple[Any, Slowed]] = {}
-    for name, own in LAYOUTS.items():
+    for name, overrides in LAYOUTS.items():
         contest = Contest(arguments, folder / name.replace(" ", ""))
-        with contest.workers(own) as groups:
+        with contest.workers(overrides) as groups:
 
             def runner(
-                staleness: int, contest: Any = contest, groups: Any = groups, own: Any = own
+                staleness: int, contest: Any = contest, groups: Any = groups, overrides: Any = overrides
             ) -> Callable[[], float]:
-                return lambda: contest.run(groups, own, staleness)
+                return lambda: contest.run(groups, overrides, staleness)
 
             runner(0)()
-            contest.run(groups, own, 0, contest.steps(max(STALENESS)))
+            contest.run(groups, overrides, 0, contest.steps(max(STALENESS)))
             lengths = contest.lengths()
             contest.forget()
-            times = interleaved({str(one): runner(one) for one in STALENESS}, repeats=arguments.repeats, warm_up=0)
+            times = interleaved(
+                {str(value): runner(value) for value in STALENESS},
+                repeats=arguments.repeats,
+                warm_up=0,
+            )
         alone = contest.speeds(lengths)
         speeds[name] = alone, contest.slowed(alone, lengths)
-        measured |= {(name, one): median(times[str(one)]) for one in STALENESS}
+        measured |= {(name, value): median(times[str(value)]) for value in STALENESS}
     return compared(contest, measured, speeds, lengths)
 
 
@@ -347,25 +357,27 @@ def compared(
     """Each layout's gain over synchronous steps on both devices, measured and predicted."""
     from rlcli_planner.asynchrony.simulate import Layout, simulate
 
-    def predicted(name: str, staleness: int, beside: bool) -> float:
-        drawn, apart, (alone, slowed) = lengths[: contest.steps(staleness)], name != "shared", speeds[name]
-        alone = dataclasses.replace(alone, update=alone.update * drawn.mean() / lengths.mean())
-        layout, own = Layout(1 if apart else 2, 256, apart, staleness), alone
-        if slows := beside and staleness > 0:
-            own = slowed.speeds(alone, slowed.engine_works, slowed.trainer_works)
-        found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)  # of the steps that were measured
-        for _ in range(ROUNDS if slows and apart else 0):  # on the same devices they take turns
-            own = slowed.speeds(alone, 1 - found.engine_idle, own.update / found.step_s)
-            found = simulate(drawn, own, layout, PROMPT_TOKENS, WARM_UP)
-        return found.step_s
+    def predicted(name: str, staleness: int, with_slowdown: bool) -> float:
+        step_lengths, separate, (alone, slowed) = lengths[: contest.steps(staleness)], name != "shared", speeds[name]
+        alone = dataclasses.replace(alone, update=alone.update * step_lengths.mean() / lengths.mean())
+        layout, run_speeds = Layout(1 if separate else 2, 256, separate, staleness), alone
+        if slows := with_slowdown and staleness > 0:
+            run_speeds = slowed.speeds(alone, slowed.engine_works, slowed.trainer_works)
+        simulation = simulate(
+            step_lengths, run_speeds, layout, PROMPT_TOKENS, WARM_UP
+        )  # of the steps that were measured
+        for _ in range(ROUNDS if slows and separate else 0):  # on the same devices they take turns
+            run_speeds = slowed.speeds(alone, 1 - simulation.engine_idle, run_speeds.update / simulation.step_s)
+            simulation = simulate(step_lengths, run_speeds, layout, PROMPT_TOKENS, WARM_UP)
+        return simulation.step_s
 
     rows = []
     for (name, staleness), seconds in measured.items():
-        gain, before = measured["shared", 0] / seconds, predicted("shared", 0, beside=False)
+        gain, synchronous_s = measured["shared", 0] / seconds, predicted("shared", 0, with_slowdown=False)
         row: dict[str, Any] = {"layout": name, "staleness": staleness, "step_s": seconds, "gain": gain}
-        for known, beside in (("alone", False), ("beside", True)):
-            found = before / predicted(name, staleness, beside)
-            row |= {f"predicted_gain_{known}": found, f"error_{known}": found / gain - 1}
+        for known, with_slowdown in (("alone", False), ("beside", True)):
+            predicted_gain = synchronous_s / predicted(name, staleness, with_slowdown)
+            row |= {f"predicted_gain_{known}": predicted_gain, f"error_{known}": predicted_gain / gain - 1}
         rows.append(row)
     return {
         "lengths": {"mean": float(lengths.mean()), "longest": int(lengths.max())},
@@ -384,13 +396,22 @@ def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         data = make_data(folder / f"data-{seed}", ConvertOptions(seed=seed))
         warm = warm_start(arguments.cache or folder / "cache", Sums(data), seed)
         for staleness in STALENESS:
-            out = folder / f"run-{seed}-{staleness}"
-            places = ("--model", str(warm.path), "--data", str(data), "--eval-data", str(data), "--out", str(out))
+            run_folder = folder / f"run-{seed}-{staleness}"
+            path_options = (
+                "--model",
+                str(warm.path),
+                "--data",
+                str(data),
+                "--eval-data",
+                str(data),
+                "--out",
+                str(run_folder),
+            )
             sets = ["rollout.workers=1", f"async.staleness={staleness}", "evaluation.every=5", "checkpoint.every=0"]
             words = [word for text in sets for word in ("--set", text)]
-            result, _ = rlcli("train", "quickstart", *places, "--seed", str(seed), "--workers", "1", *words)
-            lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-            curve = {step: found["mean"] for step, found in evaluations(result).items()}
+            result, _ = rlcli("train", "quickstart", *path_options, "--seed", str(seed), "--workers", "1", *words)
+            lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+            curve = {step: report["mean"] for step, report in evaluations(result).items()}
             until = min((step for step, accuracy in curve.items() if accuracy >= TARGET), default=None)
             spent = [line["time/step_s"] for line in lines if line["step"] and (until is None or line["step"] <= until)]
             facts = {"seed": seed, "staleness": staleness, "steps": until, "seconds": sum(spent) if until else None}
@@ -406,68 +427,70 @@ def simulations(folder: Path) -> dict[str, Any]:
     from rlcli.model.io.tiny_model import make_tiny_model
 
     rows = []
-    for name, (sizes, own) in SIMULATED.items():
-        made = make_tiny_model(folder / name)
-        config = json.loads((made / "config.json").read_text())
+    for name, (sizes, overrides) in SIMULATED.items():
+        model_folder = make_tiny_model(folder / name)
+        config = json.loads((model_folder / "config.json").read_text())
         config |= {**sizes, "head_dim": 128, "max_position_embeddings": 32768, "layer_types": None}
-        (made / "config.json").write_text(json.dumps(config))
+        (model_folder / "config.json").write_text(json.dumps(config))
         sets = [
-            *own,
+            *overrides,
             "rollout.prompts_per_step=512",
             "rollout.samples_per_prompt=16",
             "train.tokens_per_microbatch=20480",
         ]
         sets += ["rollout.max_response_tokens=16384", "rollout.max_concurrent=256"]
         for gpus in (8, 16, 32, 64, 128, 256):
-            forecast, _ = planned("grpo", {"model.path": str(made)}, sets, f"h100:{gpus}", lambda note: None)
+            forecast, _ = planned("grpo", {"model.path": str(model_folder)}, sets, f"h100:{gpus}", lambda note: None)
             if (advice := forecast.asynchrony) is None:
                 continue
-            best = {one.staleness: one for one in sorted(advice.options, key=lambda one: one.gain)}
-            gains = {staleness: {"gain": one.gain, **one.keys} for staleness, one in sorted(best.items())}
+            best = {option.staleness: option for option in sorted(advice.options, key=lambda option: option.gain)}
+            gains = {staleness: {"gain": option.gain, **option.keys} for staleness, option in sorted(best.items())}
             rows.append({"model": name, "gpus": gpus, "step_s": advice.synchronous.step_s, "best": gains})
     return {"simulated": rows}
 
 
-def show(found: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if "learns" in found:
+    if "learns" in report:
         table = Table(
             "staleness", f"steps to {TARGET}", "seconds", "last accuracy", title="median \\[least, most] of seeds"
         )
         for staleness in STALENESS:
-            rows = [row for row in found["learns"] if row["staleness"] == staleness]
+            rows = [row for row in report["learns"] if row["staleness"] == staleness]
             steps, seconds, last = ([row[name] for row in rows] for name in ("steps", "seconds", "last"))
             table.add_row(str(staleness), _spread(steps, "{:.0f}"), _spread(seconds, "{:.1f}"), _spread(last, "{:.3f}"))
-    elif "simulated" in found:
-        table = Table("model", "H100s", "synchronous step", *(f"S = {one}" for one in STALENESS[1:]), title="simulated")
-        for row in found["simulated"]:
+    elif "simulated" in report:
+        table = Table(
+            "model", "H100s", "synchronous step", *(f"S = {value}" for value in STALENESS[1:]), title="simulated"
+        )
+        for row in report["simulated"]:
             gains = [
-                f"{one['gain']:.2f} × ({one.get('cluster.workers', row['gpus'])} + {one.get('rollout.workers', 0)})"
-                for one in row["best"].values()
+                f"{best['gain']:.2f} × ({best.get('cluster.workers', row['gpus'])} + {best.get('rollout.workers', 0)})"
+                for best in row["best"].values()
             ]
             table.add_row(row["model"], str(row["gpus"]), f"{row['step_s']:.0f} s", *gains)
     else:
         table = Table(
             "devices", "staleness", "a step", "gain", "predicted, alone", "error", "predicted, beside", "error"
         )
-        for row in found["rows"]:
+        for row in report["rows"]:
             known = (("predicted_gain_alone", "error_alone"), ("predicted_gain_beside", "error_beside"))
             gains = [text for gain, error in known for text in (f"{row[gain]:.2f} ×", f"{row[error]:+.0%}")]
             times = f"{row['step_s']:.2f} s", f"{row['gain']:.2f} ×"
             table.add_row(row["layout"], str(row["staleness"]), *times, *gains)
-        lengths = found["lengths"]
+        lengths = report["lengths"]
         table.caption = f"lengths: mean {lengths['mean']:.0f}, longest {lengths['longest']} tokens"
     Console(width=110).print(table)
 
 
 def _spread(values: list[float | None], form: str) -> str:
-    there = sorted(value for value in values if value is not None)
-    if not there:
+    present = sorted(value for value in values if value is not None)
+    if not present:
         return "never"
-    missing = f" ({len(values) - len(there)} never)" if len(there) < len(values) else ""
-    return f"{form.format(median(there))} [{form.format(there[0])}, {form.format(there[-1])}]{missing}"
+    missing = f" ({len(values) - len(present)} never)" if len(present) < len(values) else ""
+    return f"{form.format(median(present))} [{form.format(present[0])}, {form.format(present[-1])}]{missing}"
 
 
 def main() -> int:
@@ -488,11 +511,11 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlcli-async-") as folder:
         if arguments.simulate:
-            found = simulations(Path(folder))
+            report = simulations(Path(folder))
         else:
-            found = (learns if arguments.learns else pays)(arguments, Path(folder))
-    show(found)
-    write_json(arguments.json, found)
+            report = (learns if arguments.learns else pays)(arguments, Path(folder))
+    show(report)
+    write_json(arguments.json, report)
     return 0
 
 

@@ -46,7 +46,7 @@ from rlcli.cluster import ray_session
 from rlcli.cluster.process import malloc
 
 HEAPS: dict[str, dict[str, str]] = {"jemalloc": malloc.environment(), "glibc": malloc.GLIBC, "fresh": {}}
-"""Of our workers: as it is, glibc's made to keep what is freed, and as it comes."""
+"""Heaps of our workers: the default, glibc's configured to keep freed memory, and glibc's default."""
 
 
 def main() -> None:
@@ -151,8 +151,8 @@ def threads(workers: int) -> int:
 
 
 class Contest:
-    """What is measured between our steps, and what was found. times: name → one entry for each of our steps, or each
-    two where they are of two kinds, in their order, whichever layout of ours was running."""
+    """The contestants that run between our steps. times: name → seconds, one entry for each round: after each of our
+    steps, or after each two if they are of two kinds."""
 
     def __init__(self, raw: dict[int, RawGroup], trl: dict[str, TrlGroup]) -> None:
         self._runs: dict[str, Callable[[], float]] = {}
@@ -163,16 +163,16 @@ class Contest:
         self.times: dict[str, list[float]] = {name: [] for name in self._runs}
 
     def round(self) -> dict[str, float]:
-        """What each took this time."""
-        found = {name: run() for name, run in self._runs.items()}
-        for name, seconds in found.items():
+        """Run each contestant once. Returns their seconds by name."""
+        seconds_by_name = {name: run() for name, run in self._runs.items()}
+        for name, seconds in seconds_by_name.items():
             self.times[name].append(seconds)
-        return found
+        return seconds_by_name
 
 
 def measure(work: Workload, world: int, options: argparse.Namespace, device: str, contest: Contest) -> list[Step]:
-    """Our steps in this layout, in turn with the others; those that warm up are left out on both sides."""
-    before = {name: len(times) for name, times in contest.times.items()}
+    """Our steps in this layout, interleaved with the other contestants; warm-up steps are left out of both."""
+    counts_before = {name: len(times) for name, times in contest.times.items()}
     kinds = len(kinds_of(options))
     warm_up = kinds * options.warm_up
     steps = warm_up + kinds * options.steps
@@ -196,20 +196,20 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
         equal=options.equal_groups,
         sets=options.set,
     ) as run:
-        found = run(between)
+        measured_steps = run(between)
     for name, times in contest.times.items():
-        start = before[name]
+        start = counts_before[name]
         contest.times[name] = times[:start] + times[start + options.warm_up :]
-    return list(found[warm_up:])
+    return list(measured_steps[warm_up:])
 
 
 def kinds_of(options: argparse.Namespace) -> list[str]:
-    """What our steps are in turn: all samples bear a gradient, or some groups' do not."""
+    """The kinds of our steps, in turn: all samples have a gradient, or some groups have none."""
     return ["all", "some_equal"] if options.equal_groups else ["all"]
 
 
 def results(ours: dict[int, list[Step]], contest: Contest, names: Sequence[str]) -> dict[str, Any]:
-    """Medians in seconds, and ratios pair by pair to the fastest floor, where there is one."""
+    """Medians in seconds, and paired ratios to the fastest floor, if there is one."""
     medians = {name: statistics.median(times) for name, times in contest.times.items()}
     measured = [world for world in ours if f"train {world}" in medians]
     floors = {world: medians[f"generate {world}"] + medians[f"train {world}"] for world in measured}
@@ -217,23 +217,23 @@ def results(ours: dict[int, list[Step]], contest: Contest, names: Sequence[str])
     parts = [contest.times[f"{part} {best}"] for part in ("generate", "train")] if floors else []
     floor = [sum(pair) for pair in zip(*parts, strict=True)]
     layouts = {}
-    for place, (world, steps) in enumerate(ours.items()):
+    for layout_index, (world, steps) in enumerate(ours.items()):
         rounds = len(steps) // len(names)
-        own = slice(place * rounds, (place + 1) * rounds)
+        own_rounds = slice(layout_index * rounds, (layout_index + 1) * rounds)
         kinds = {name: steps[offset :: len(names)] for offset, name in enumerate(names)}
         layouts[world] = {
             kind: {
-                "seconds": statistics.median(step.seconds for step in taken),
-                "to_floor": ratio([step.seconds for step in taken], floor[own]) if floor else None,
+                "seconds": statistics.median(step.seconds for step in kind_steps),
+                "to_floor": ratio([step.seconds for step in kind_steps], floor[own_rounds]) if floor else None,
                 "trl_to_ours": {
-                    name: ratio(times[own], [step.seconds for step in taken])
+                    name: ratio(times[own_rounds], [step.seconds for step in kind_steps])
                     for name, times in contest.times.items()
                     if name.startswith("trl")
                 },
-                "phases": phases(taken),
-                "skipped_samples": taken[-1].metrics["plan/skipped_samples"],
+                "phases": phases(kind_steps),
+                "skipped_samples": kind_steps[-1].metrics["plan/skipped_samples"],
             }
-            for kind, taken in kinds.items()
+            for kind, kind_steps in kinds.items()
         }
     return {"medians": medians, "floors": floors, "floor": best, "ours": layouts}
 
@@ -257,18 +257,18 @@ def show(record: dict[str, Any]) -> None:
     table = Table("ours", "step", "÷ floor", *(f"{name} ÷ ours" for name in trl), title="whole steps")
     fastest = min(record["ours"], key=lambda world: float(record["ours"][world]["all"]["seconds"]))
     for world, kinds in record["ours"].items():
-        for kind, found in kinds.items():
-            others = (f"{found['trl_to_ours'][name]:.2f}" for name in trl)
+        for kind, layout in kinds.items():
+            others = (f"{layout['trl_to_ours'][name]:.2f}" for name in trl)
             mark = " (best)" if world == fastest else ""
             name = f"{world} × {threads(world)} threads{mark}, {kind.replace('_', ' ')}"
-            to_floor = f"{found['to_floor']:.3f}" if record["floors"] else "–"
-            table.add_row(name, f"{found['seconds']:.3f}", to_floor, *others)
+            to_floor = f"{layout['to_floor']:.3f}" if record["floors"] else "–"
+            table.add_row(name, f"{layout['seconds']:.3f}", to_floor, *others)
     console.print(table)
-    names = {name: None for kinds in record["ours"].values() for found in kinds.values() for name in found["phases"]}
+    names = {name: None for kinds in record["ours"].values() for layout in kinds.values() for name in layout["phases"]}
     columns = [f"{world} {kind.replace('_', ' ')}" for world, kinds in record["ours"].items() for kind in kinds]
     table = Table("phase", *columns, title="seconds by phase (medians)")
     for name in names:
-        cells = [found["phases"].get(name, 0.0) for kinds in record["ours"].values() for found in kinds.values()]
+        cells = [layout["phases"].get(name, 0.0) for kinds in record["ours"].values() for layout in kinds.values()]
         if max(cells) > 5e-4:
             table.add_row(name.replace("_", " "), *(f"{cell:.3f}" for cell in cells))
     console.print(table)

@@ -35,7 +35,7 @@ from _layouts_plain import (
 from torch import Tensor
 from transformers.utils import logging
 
-from rlcli.cluster.dispatch import add_up, one_each
+from rlcli.cluster.dispatch import first_per_data_rank, sum_by_key
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
 from rlcli.data.packer import plan_batches
@@ -180,7 +180,7 @@ class Training:
                 own = self.role.update(self.batch, 0, Coefficients(LR, self.feature.kl, self.feature.entropy))
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, own)
-        sums = add_up(one_each(told, [self.dims.data_rank(rank) for rank in range(len(told))]))
+        sums = sum_by_key(first_per_data_rank(told, [self.dims.data_rank(rank) for rank in range(len(told))]))
         assert "bad" not in sums, sums
         terms = (
             (sums["loss"],)

@@ -27,7 +27,7 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RunFailed
-from rlcli.launch.launch import running_workers, trainer_of, worker_spec
+from rlcli.launch.launch import make_trainer, running_workers, worker_spec
 from rlcli.launch.preflight import prepare
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.runs.folder import RunFolder
@@ -103,7 +103,7 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
                 folder.write_config(dump_toml(config))
                 trackers = open_trackers((), folder, "", {}, view.note)
                 try:
-                    trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
+                    make_trainer(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
                 except RunFailed as error:
                     if not harm:
                         raise

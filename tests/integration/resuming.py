@@ -25,7 +25,7 @@ from catalog import sets_for
 
 from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.launch.launch import engine_spec, running_workers, trainer_of, worker_spec
+from rlcli.launch.launch import engine_spec, make_trainer, running_workers, worker_spec
 from rlcli.launch.preflight import prepare
 from rlcli.launch.resume import resumption
 from rlcli.runs.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def run(config: Resolved, groups: WorkerPools, out: Path, view: View, checkpoint
         folder.write_config(dump_toml(config))
         trackers = open_trackers((), folder, "", {}, view.note)
         try:
-            trainer = trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+            trainer = make_trainer(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
             trainer.run(checkpoint)
         except Killed:
             # It is known which checkpoint stands, and its writing does not reach into what comes next.

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from test_model_sharded import CPU, ROWS, free_port
 
-from rlcli.cluster.dispatch import add_up, one_each
+from rlcli.cluster.dispatch import first_per_data_rank, sum_by_key
 from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
@@ -159,7 +159,7 @@ def assert_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         expected = alone[f"1 × 1 × 1, {way.rpartition(', ')[2]}"]
         for number, step in enumerate(expected["sums"]):
             sums = [rank[way]["sums"][number] for rank in ranks]
-            found = add_up(one_each(sums, [rank[way]["data_rank"] for rank in ranks]))
+            found = sum_by_key(first_per_data_rank(sums, [rank[way]["data_rank"] for rank in ranks]))
             assert (found["loss"], found["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
         for rank in ranks:
             for name, weight in rank[way]["weights"].items():
@@ -205,7 +205,9 @@ def test_in_16_bits_it_is_the_same_but_for_rounding(runs: Any, dtype: str) -> No
     assert {way.rpartition(" × ")[2][0] for way in ways} == {"1", "2"}
     for way in ways:
         ranks = [rank[way] for rank in runs(2)]
-        found = add_up(one_each([rank["sums"][0] for rank in ranks], [rank["data_rank"] for rank in ranks]))
+        found = sum_by_key(
+            first_per_data_rank([rank["sums"][0] for rank in ranks], [rank["data_rank"] for rank in ranks])
+        )
         for name in ("loss", "grad_norm"):
             assert found[name] == pytest.approx(whole[name], rel=0.02), (way, name)
         assert ("gradient_scale" in found) == (dtype == "torch.float16")

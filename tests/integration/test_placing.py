@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.cluster.placement import Pool, place, reserve, start_group
+from rlcli.cluster.placement import Pool, reserve, start_actors, start_group
 from rlcli.cluster.ray_session import closed_to_others, ray_session
 from rlcli.errors import SetupError
 
@@ -64,7 +64,7 @@ def cluster() -> Iterator[Any]:
 
 
 def pool(workers: int, engine: int = 1, key: str = "cluster.workers") -> Pool:
-    return Pool(workers, "cuda", 1, key=key, engine=engine)
+    return Pool(workers, "cuda", 1, workers_key=key, engine_size=engine)
 
 
 def nodes_of(places: Any) -> list[str]:
@@ -95,7 +95,7 @@ def contiguous(nodes: list[str]) -> bool:
         [pool(6), pool(2, key=CRITICS), pool(24, 4, ENGINES)],
         [pool(32, 16)],  # asked to span: each engine then lies on two whole machines
     ],
-    ids=lambda pools: ", ".join(f"{pool.workers} TP {pool.engine}" for pool in pools),
+    ids=lambda pools: ", ".join(f"{pool.workers} TP {pool.engine_size}" for pool in pools),
 )
 def test_ranks_are_contiguous_by_machine_and_engines_do_not_cross(cluster: Any, pools: list[Pool]) -> None:
     from ray.util import remove_placement_group
@@ -106,10 +106,10 @@ def test_ranks_are_contiguous_by_machine_and_engines_do_not_cross(cluster: Any, 
             nodes = nodes_of(places)
             assert len(nodes) == one.workers
             assert contiguous(nodes)
-            if one.engine == 16:
+            if one.engine_size == 16:
                 assert [len(set(nodes[first : first + 16])) for first in (0, 16)] == [2, 2]
             else:
-                assert engines_on_one_machine(nodes, one.engine)
+                assert engines_on_one_machine(nodes, one.engine_size)
         for places in held:
             remove_placement_group(places.group)
 
@@ -153,7 +153,7 @@ def test_a_machine_that_joins_late_is_waited_for(cluster: Any) -> None:
 def test_what_the_machines_cannot_hold_is_refused_before_anything_waits(cluster: Any) -> None:
     with ray_session(cluster.address, 1):
         with pytest.raises(SetupError, match=r"needs 40 GPUs, the cluster has 32 on 5 machines"):
-            place(empty(), pool(40, 8))
+            start_actors(empty(), pool(40, 8))
         with pytest.raises(SetupError, match=r"each of the 10 engines lies on one machine.* room for 8: .* 4 × 8"):
             reserve([pool(30, 3)])
 

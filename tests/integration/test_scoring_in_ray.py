@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcli.cluster.ray_monitor import leave
-from rlcli.cluster.ray_session import local
+from rlcli.cluster.ray_monitor import exit_on_loss
+from rlcli.cluster.ray_session import local_cluster
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 OWN = """
@@ -46,7 +46,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
         def verify(self, requests: list[VerifyRequest]) -> list[Verdict]:
             return [future.result() for future in [self.pool.submit(self.verifier, request) for request in requests]]
 
-    with local(1, leave):
+    with local_cluster(1, exit_on_loss):
         yield ray.remote(num_cpus=0)(Owner).remote(str(tmp_path / "own.py"))
 
 

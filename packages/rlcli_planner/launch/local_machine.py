@@ -8,7 +8,7 @@ from typing import Literal
 from rlcli.cluster.ray_session import cluster_address, policy_pool, resolve_device
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
-from rlcli.launch.preflight import compute_dtype
+from rlcli.launch.device_checks import compute_dtype
 from rlcli.support.machine.gpus import has_nvml, seen_by_torch
 from rlcli_planner.known_devices import Device, cpu, of_machine
 from rlcli_planner.machine import machine_rates

@@ -23,19 +23,12 @@ from rlcli.errors import ConfigError
 from rlcli.evaluation.evaluation_folder import dataset_names
 from rlcli.images.decoding import size_of
 from rlcli.launch.algorithm_rules import check_algorithm
-from rlcli.launch.engine_checks import check_frozen, check_quantized, check_states
+from rlcli.launch.device_checks import check_device, check_float16, compute_dtype, kv_cache_bytes, with_cpu_dtype
+from rlcli.launch.engine_checks import check_frozen, check_quantized, check_recurrent_layers
 from rlcli.launch.planner import Rows
-from rlcli.launch.preflight import (
-    check_device,
-    check_fit,
-    check_half,
-    compute_dtype,
-    kv_cache_bytes,
-    longest_of,
-    with_cpu_dtype,
-    with_length_of,
-)
+from rlcli.launch.preflight import longest_of, with_steps_of
 from rlcli.launch.prepared_run import Prepared
+from rlcli.launch.role_checks import check_layout
 from rlcli.launch.run_plan import derived_plan
 from rlcli.model.io.model_checks import image_rule
 from rlcli.model.io.model_config import check_place
@@ -91,9 +84,9 @@ def planned(
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
     config = with_cpu_dtype(config, kind, lambda: shape.parameters)
-    check_half(compute_dtype(config, kind), shape.kind)
-    check_states(config, compute_dtype(config, kind), kind)
-    check_fit(config, shape.positions, shape.heads, shape.experts)
+    check_float16(compute_dtype(config, kind), shape.kind)
+    check_recurrent_layers(config, compute_dtype(config, kind), kind)
+    check_layout(config, shape.positions, shape.heads, shape.experts)
     check_quantized(config, compute_dtype(config, kind), shape.experts)
     if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
         linear_names = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
@@ -138,7 +131,7 @@ def _with_epochs_counted(
     counted = with_length(resolved, len(prompts))
     for note in counted.notes[len(resolved.notes) :]:
         on_note(note)
-    return with_length_of(config, counted.config)
+    return with_steps_of(config, counted.config)
 
 
 def suggest(predicted: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggestions:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import find, keys
+from rlcli.config.keys import find_key, keys
 from rlcli.config.load import resolve, to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
@@ -155,7 +155,7 @@ def _drop_invalid(read: Reading) -> None:
         except ValidationError as error:
             if not any(detail["loc"] for detail in error.errors(include_url=False)):
                 continue  # a rule between keys; the other keys are not set here
-            known = find(key)
+            known = find_key(key)
             rule = f"{key} must be {known.rule}" if known else key
             del read.settings[key]
             read.lines = [

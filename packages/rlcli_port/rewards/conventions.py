@@ -19,16 +19,16 @@ from rlcli.rewards.function_calls import (
     Conventions,
     Loaded,
     Parameters,
+    argument_filter,
     awaited,
-    gathered,
     is_async,
-    lacking_of,
+    missing_parameters,
     number_of,
-    one_each,
+    result_per_request,
     run,
+    run_concurrently,
     shown,
     verdict_of,
-    wanted_by,
 )
 from rlcli.types import LOGGED, Outcome, Verdict, VerifyRequest
 
@@ -49,7 +49,7 @@ _WANTS_TEXT = re.compile(r"'?(?:list|dict)'?(?: ind|\b)")
 
 def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     """`compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` -> number or dict with `score`."""
-    wanted = wanted_by(function)
+    wanted = argument_filter(function)
 
     async def verify(request: VerifyRequest) -> Verdict:
         inputs = {
@@ -60,7 +60,7 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
         }
         return _of_verl(function, await awaited(function(**wanted(inputs), **options)))
 
-    return gathered(verify, many=is_async(function))
+    return run_concurrently(verify, prefers_batches=is_async(function))
 
 
 def _stored_truth(request: VerifyRequest) -> Any:
@@ -95,11 +95,11 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     """`f(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)` -> list of numbers,
     None for a row that it skips. A call has whole groups: all responses to a prompt, one after another."""
     parameters = inspect.signature(function).parameters
-    wanted, messages_first = wanted_by(function), _speaks_of_messages(parameters, ("completions", "prompts"))
+    wanted, messages_first = argument_filter(function), _speaks_of_messages(parameters, ("completions", "prompts"))
 
     async def batch(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         columns = {**_rows_as_columns(requests), **options}
-        lacking = lacking_of(parameters, (*TRL, *TRL_TRAINER, *columns))
+        lacking = missing_parameters(parameters, (*TRL, *TRL_TRAINER, *columns))
         if lacking:
             raise BadResult(
                 function,
@@ -122,10 +122,10 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
             return await awaited(function(**wanted({**columns, **trainer, **inputs}))), log
 
         returned, log = await _in_either_shape(call, messages_first)
-        scores = one_each(function, returned, requests, "number")
+        scores = result_per_request(function, returned, requests, "number")
         return [_of_trl(function, score, log, index) for index, score in enumerate(scores)]
 
-    return Loaded(lambda requests: run(batch(requests)), many=True, groups=True)
+    return Loaded(lambda requests: run(batch(requests)), prefers_batches=True, groups=True)
 
 
 def _of_trl(function: Callable[..., Any], score: Any, log: CallLog, index: int) -> Verified:
@@ -213,7 +213,7 @@ def trl_inputs(parameters: Parameters) -> set[str]:
 
 def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Loaded:
     """A rubric function by argument name -> number. others: further arguments, which its rubric provides."""
-    wanted = wanted_by(function)
+    wanted = argument_filter(function)
     messages_first = _speaks_of_messages(inspect.signature(function).parameters, ("completion", "prompt"))
 
     async def verify(request: VerifyRequest) -> Verdict:
@@ -231,7 +231,7 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
 
         return verdict_of(function, await _in_either_shape(call, messages_first))
 
-    return gathered(verify, many=is_async(function))
+    return run_concurrently(verify, prefers_batches=is_async(function))
 
 
 def rubric(value: Any) -> Loaded:
@@ -244,7 +244,7 @@ def rubric(value: Any) -> Loaded:
     if getattr(value, "parser", None) is not None:
         others["parser"] = value.parser
     for function in functions:
-        lacking = lacking_of(inspect.signature(function).parameters, (*PRIME, *others))
+        lacking = missing_parameters(inspect.signature(function).parameters, (*PRIME, *others))
         if lacking:
             raise TypeError(f"its function {_name(function)} asks for '{lacking[0]}'; there is: {', '.join(PRIME)}")
     loaded = [prime(function, {}, others) for function in functions]
@@ -257,7 +257,7 @@ def rubric(value: Any) -> Loaded:
             combine("", by_name, row) for row in zip(*(verifier.verify(requests) for verifier in loaded), strict=True)
         ]
 
-    return Loaded(verify, many=any(adapted.many for adapted in loaded))
+    return Loaded(verify, prefers_batches=any(adapted.prefers_batches for adapted in loaded))
 
 
 def _held(value: Any, attribute: str, method: str) -> Any:
@@ -319,7 +319,7 @@ CONVENTIONS = Conventions(
         ),
         Convention(
             f"Prime Intellect: f({', '.join(PRIME)}), any of them",
-            lambda parameters: bool(set(PRIME) & set(parameters)) and not lacking_of(parameters, PRIME),
+            lambda parameters: bool(set(PRIME) & set(parameters)) and not missing_parameters(parameters, PRIME),
             lambda parameters: set(PRIME) & set(parameters),
             prime,
         ),

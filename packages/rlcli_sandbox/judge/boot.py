@@ -29,9 +29,9 @@ def _code(name: str) -> bytes:
     return zlib.compress(marshal.dumps(compile(source, name, "exec")))
 
 
-def candidate_calls(requests: int, replies: int, whole_shelf: bool) -> str:
+def candidate_calls(requests: int, replies: int, all_names: bool) -> str:
     """A process that reads the program from its standard input and answers calls of its functions."""
-    arguments = f"{requests}, {replies}, {whole_shelf}"
+    arguments = f"{requests}, {replies}, {all_names}"
     return _main(["wire", "candidate"], f"module.serve_calls(sys.stdin.buffer.read().decode(), {arguments})")
 
 

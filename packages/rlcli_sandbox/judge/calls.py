@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, cast
 
 from rlcli_sandbox.judge import boot
 from rlcli_sandbox.judge.judgement import Judgement
-from rlcli_sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli_sandbox.judge.process import Process, ProcessStarter, over_limit, pipes
 from rlcli_sandbox.judge.wire import decode, encode
 from rlcli_sandbox.limits import Exit, Limits
 
@@ -37,7 +37,7 @@ class Job(TypedDict, total=False):
     """Continue after a failure, for a share of passed tests."""
 
 
-def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
+def judge_calls(sandbox: ProcessStarter, program: str, job: Job, limits: Limits) -> Judgement:
     """Run the tests of `job` against `program`, both within `limits`.
 
     Raises `ValueError` for tests that cannot test any program (they do not compile, need a missing module, call
@@ -50,7 +50,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
         candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), fds)
         try:
             tester_fds = (request_writer.fileno(), reply_reader.fileno())
-            order = json.dumps({"nonce": nonce, **sendable(job)}).encode()
+            order = json.dumps({"nonce": nonce, **encoded_job(job)}).encode()
             tester = Process(sandbox, boot.tester(tester_fds[0], tester_fds[1]), limits, order, tester_fds)
             try:
                 for end in (request_reader, request_writer, reply_reader, reply_writer):
@@ -60,20 +60,20 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
                 tester.kill()
             assert end_of_tests is not None
             result = with_nonce(end_of_tests.stdout, nonce)
-            gone = result is None or result["verdict"] in ("gone", "unstarted")
-            end_of_program = candidate.ended(_GRACE_S if gone else 0)
+            exited = result is None or result["verdict"] in ("exited", "not_started")
+            end_of_program = candidate.ended(_GRACE_S if exited else 0)
         finally:
             candidate.kill()
     return _judgement(result, end_of_tests, end_of_program, limits)
 
 
-def sendable(job: Job) -> dict[str, Any]:
+def encoded_job(job: Job) -> dict[str, Any]:
     """Encode the values of a job as typed JSON, which holds integers of any length."""
     return {**job, "cases": encode(job["cases"])} if "cases" in job else {**job}
 
 
-def received(job: dict[str, Any]) -> Job:
-    """Decode a job from `sendable`."""
+def decoded_job(job: dict[str, Any]) -> Job:
+    """Decode a job from `encoded_job`."""
     return cast(Job, {**job, "cases": decode(job["cases"])} if "cases" in job else job)
 
 
@@ -95,11 +95,11 @@ def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None,
             raise RuntimeError(f"the tests' process ended with status {tests.status}: {_last_line(tests.stderr)}")
         return Judgement.of(0, 0, excess)
     verdict, passed, total, detail = (result[key] for key in ("verdict", "passed", "total", "detail"))
-    if verdict == "data":
+    if verdict == "invalid_tests":
         raise ValueError(detail)
-    if verdict == "unstarted":
+    if verdict == "not_started":
         raise RuntimeError(f"the program's process did not start: {excess or (program and _last_line(program.stderr))}")
-    if verdict == "gone":
+    if verdict == "exited":
         detail = excess or (f"the program ended with status {program.status}" if program else "the program hung up")
     elif verdict == "done" and passed == total:
         detail = ""

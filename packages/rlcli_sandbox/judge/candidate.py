@@ -33,7 +33,7 @@ RECURSION_LIMIT = 50_000
 
 MAX_TEXT_CHARS = 500
 
-SHELF = {
+PROVIDED_NAMES = {
     "bisect": "bisect bisect_left bisect_right insort insort_left insort_right",
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
     "copy": "deepcopy",
@@ -45,7 +45,7 @@ SHELF = {
 }
 """Names that a program may use without importing them: module → its names.
 
-LeetCode and LiveCodeBench provide them all, and these modules and `_MODULES` as well; other programs get those of
+LeetCode and LiveCodeBench provide them all, and the modules in `_PROVIDED_MODULES` as well; other programs get those of
 typing, which only replace the imports of a prompt.
 """
 
@@ -56,21 +56,22 @@ OPERATORS: dict[str, Any] = {
 }
 """Operations that tests may apply to an object of a class, besides calling its methods."""
 
-_MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
+_PROVIDED_MODULES = (*PROVIDED_NAMES, "re", "string", "random", "operator", "datetime", "json")
 
 
-def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) -> None:
-    """Load the program, with all of `SHELF` provided to it or only typing, and answer calls until they end."""
+def serve_calls(program: str, requests: int, replies: int, all_names: bool) -> None:
+    """Load the program, and answer calls until they end. all_names: provide all of `PROVIDED_NAMES`, else
+    only those of typing."""
     send(replies, {"started": True})
-    _complete_interpreter()
+    _setup_interpreter()
     module = ModuleType("solution")
     sys.modules["solution"] = module
     try:
         code = compile(program, "<program>", "exec")
-        _lend(code, module, whole_shelf)
+        _provide_names(code, module, all_names)
         _load(code, module)
     except BaseException as error:
-        send(replies, {"loaded": False, **_described(error)})
+        send(replies, {"loaded": False, **_error_reply(error)})
         return
     send(replies, {"loaded": True})
     objects: list[Any] = []
@@ -78,10 +79,10 @@ def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) ->
         try:
             send(replies, {"id": request["id"], **_answer(module, request, objects)})
         except TooBig as error:
-            send(replies, {"id": request["id"], **_described(error)})
+            send(replies, {"id": request["id"], **_error_reply(error)})
 
 
-def _complete_interpreter() -> None:
+def _setup_interpreter() -> None:
     """Add what `python prog.py` has and a bare interpreter lacks, and let integers of any length be printed."""
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.set_int_max_str_digits(0)
@@ -105,7 +106,7 @@ def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> 
             objects.append(value)
             return {"object": type(value).__name__, "true": bool(value), "handle": len(objects) - 1}
     except BaseException as error:
-        return _described(error)
+        return _error_reply(error)
 
 
 def _owner(module: ModuleType, owner: int | str, objects: list[Any]) -> Any:
@@ -121,7 +122,7 @@ def _find(module: ModuleType, name: str) -> Any:
     raise NameError(f"the program defines no {name}")
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def _error_reply(error: BaseException) -> dict[str, Any]:
     """An exception as the nearest built-in class, its text with its own class, and its message alone, with which the
     tests get it again."""
     name = next((c.__name__ for c in type(error).__mro__ if vars(builtins).get(c.__name__) is c), "Exception")
@@ -139,7 +140,7 @@ def _load(code: CodeType, module: ModuleType) -> None:
     exec(code, vars(module))
 
 
-def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
+def _provide_names(code: CodeType, module: ModuleType, all_names: bool) -> None:
     """Put the provided names that the code uses into its module, before it runs and may define its own."""
     used: set[str] = set()
     codes = [code]
@@ -147,11 +148,11 @@ def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
         part = codes.pop()
         used.update(part.co_names)
         codes += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
-    for name in used.intersection(_MODULES if whole_shelf else ()):
+    for name in used.intersection(_PROVIDED_MODULES if all_names else ()):
         vars(module)[name] = __import__(name)
-    for shelf in SHELF if whole_shelf else ("typing",):
-        for name in used.intersection(SHELF[shelf].split()):
-            vars(module)[name] = getattr(__import__(shelf), name)
+    for provider in PROVIDED_NAMES if all_names else ("typing",):
+        for name in used.intersection(PROVIDED_NAMES[provider].split()):
+            vars(module)[name] = getattr(__import__(provider), name)
 
 
 def serve_scripts(program: str, requests: int, replies: int, output: int) -> None:
@@ -161,16 +162,16 @@ def serve_scripts(program: str, requests: int, replies: int, output: int) -> Non
     """
     folder = os.getcwd()  # the program may leave it
     send(replies, {"started": True})
-    _complete_interpreter()
+    _setup_interpreter()
     while (request := receive(requests)) is not None:
         _set_streams(decode(request["stdin"]), output, folder)
         outcome = _run_script(program)
         with contextlib.suppress(OSError, ValueError):  # the program closed it
             sys.stdout.flush()
-        send(replies, outcome | {"clean": _is_emptied(folder)})
+        send(replies, outcome | {"clean": _clean_folder(folder)})
 
 
-def _is_emptied(folder: str) -> bool:
+def _clean_folder(folder: str) -> bool:
     """Restore the working directory; False if that fails, and another process has to run the next case."""
     try:
         os.chdir(folder)
@@ -214,9 +215,9 @@ def _run_script(program: str) -> dict[str, Any]:
     except SystemExit as stop:
         atexit._run_exitfuncs()
         if stop.code not in (None, 0):
-            return _described(stop)
+            return _error_reply(stop)
     except BaseException as error:
-        return _described(error)
+        return _error_reply(error)
     finally:
         gc.collect()
     return {"error": ""}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlcli_sandbox import Child
 
 
-class Starts(Protocol):
+class ProcessStarter(Protocol):
     """A sandbox: it starts processes."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child: ...
@@ -24,7 +24,9 @@ class Starts(Protocol):
 class Process:
     """A started child with its standard input written; a thread waits for it, so that its limits hold."""
 
-    def __init__(self, sandbox: Starts, main: str, limits: Limits, stdin: bytes, pass_fds: Sequence[int]) -> None:
+    def __init__(
+        self, sandbox: ProcessStarter, main: str, limits: Limits, stdin: bytes, pass_fds: Sequence[int]
+    ) -> None:
         self.limits = limits
         self._child = sandbox.start(main, limits, pass_fds)
         self._exit: Exit | None = None

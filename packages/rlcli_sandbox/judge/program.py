@@ -17,6 +17,11 @@ MAX_TEXT_CHARS = 300
 Use = Literal["made", "live", "opaque"]
 """Operations that tests may apply to an object of the program; see `Object`."""
 
+Verdict = Literal["done", "wrong", "invalid_tests", "exited", "not_started"]
+"""How the tests ended. done: all tests ran. wrong: they stopped because of the program. invalid_tests: they cannot test
+any program. exited: the program's process ended or closed its pipe. not_started: it did so before it had read the
+program."""
+
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.
 _ERRORS = {
     name: kind
@@ -29,9 +34,9 @@ _ERRORS["UnicodeError"] = UnicodeError
 
 
 class Stop(BaseException):
-    """Ends the tests; no `except Exception` in them catches it. `verdict` is one of the verdicts in `Result`."""
+    """Ends the tests; no `except Exception` in them catches it."""
 
-    def __init__(self, verdict: str, detail: str) -> None:
+    def __init__(self, verdict: Verdict, detail: str) -> None:
         super().__init__(detail)
         self.verdict = verdict
         self.detail = detail
@@ -51,8 +56,8 @@ class Program:
 
     def load(self) -> None:
         """Wait until the program is loaded. Raises `Stop`."""
-        self._receive("unstarted")
-        loaded = self._receive("gone")
+        self._receive("not_started")
+        loaded = self._receive("exited")
         if loaded.get("loaded") is not True:
             raise self._stop("wrong", f"{loaded.get('text')}")
 
@@ -82,14 +87,14 @@ class Program:
                 {"id": number, **request, "args": encode(list(args)), "kwargs": encode(dict(kwargs or {}))},
             )
         except NotPlain as error:
-            whose = "wrong" if self.gave_objects else "data"
-            raise self._stop(whose, f"the tests pass a value that cannot be sent to the program: {error}") from None
+            verdict: Verdict = "wrong" if self.gave_objects else "invalid_tests"
+            raise self._stop(verdict, f"the tests pass a value that cannot be sent to the program: {error}") from None
         except TooBig as error:
-            whose = "data" if self.arguments_are_data else "wrong"
-            raise self._stop(whose, f"the tests pass too much to the program: {error}") from None
+            verdict = "invalid_tests" if self.arguments_are_data else "wrong"
+            raise self._stop(verdict, f"the tests pass too much to the program: {error}") from None
         except OSError:
-            raise self._stop("gone", "") from None
-        reply = self._receive("gone")
+            raise self._stop("exited", "") from None
+        reply = self._receive("exited")
         try:
             return self._answer(reply, number, request, use)
         except OutOfProtocol as error:
@@ -110,7 +115,7 @@ class Program:
             return Object(self, handle, str(reply["object"]), reply.get("true") is True, use)
         return decode(reply.get("value"))
 
-    def _receive(self, if_closed: str) -> dict[str, Any]:
+    def _receive(self, if_closed: Verdict) -> dict[str, Any]:
         try:
             reply = receive(self.replies)
         except OutOfProtocol as error:
@@ -121,7 +126,7 @@ class Program:
             raise self._stop("wrong", "the program sent a message that is not an object")
         return reply
 
-    def _stop(self, verdict: str, detail: str) -> Stop:
+    def _stop(self, verdict: Verdict, detail: str) -> Stop:
         self.stopped = Stop(verdict, detail)
         return self.stopped
 
@@ -152,14 +157,14 @@ class Method:
         return self._program.ask({"of": self._of, "name": self.__name__}, args, kwargs, self._use)
 
 
-def _only_if_made(name: str) -> Any:
+def _item_operator(name: str) -> Any:
     def ask(self: Object, *others: Any) -> Any:
         return self._ask(name, others)
 
     return ask
 
 
-def _with_its_like(name: str, use: Use = "opaque") -> Any:
+def _binary_operator(name: str, use: Use = "opaque") -> Any:
     def ask(self: Object, other: Any) -> Any:
         # No code of the program decides whether a plain value is right, or nearly right.
         comparable = isinstance(other, Object) and self.handle >= 0 and other.handle >= 0
@@ -207,28 +212,28 @@ class Object(Remote):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._program.ask({"of": self._handle, "name": name, "get": True}, use=self._given())
+        return self._program.ask({"of": self._handle, "name": name, "get": True}, use=self._use_of_results())
 
-    def _given(self) -> Use:
+    def _use_of_results(self) -> Use:
         return "opaque" if self._use == "opaque" else "live"
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._ask("setattr", (name, value))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program.ask({"of": self._handle, "name": "__call__"}, args, kwargs, self._given())
+        return self._program.ask({"of": self._handle, "name": "__call__"}, args, kwargs, self._use_of_results())
 
-    __eq__ = _with_its_like("eq")
-    __ne__ = _with_its_like("ne")
-    __lt__ = _with_its_like("lt")
-    __le__ = _with_its_like("le")
-    __gt__ = _with_its_like("gt")
-    __ge__ = _with_its_like("ge")
+    __eq__ = _binary_operator("eq")
+    __ne__ = _binary_operator("ne")
+    __lt__ = _binary_operator("lt")
+    __le__ = _binary_operator("le")
+    __gt__ = _binary_operator("gt")
+    __ge__ = _binary_operator("ge")
     __hash__ = object.__hash__
-    __add__ = _with_its_like("add", "made")
-    __sub__ = _with_its_like("sub", "made")
-    __mul__ = _with_its_like("mul", "made")
-    __getitem__, __setitem__ = map(_only_if_made, ("getitem", "setitem"))
+    __add__ = _binary_operator("add", "made")
+    __sub__ = _binary_operator("sub", "made")
+    __mul__ = _binary_operator("mul", "made")
+    __getitem__, __setitem__ = map(_item_operator, ("getitem", "setitem"))
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from rlcli_sandbox.judge.calls import judge_calls, received
+from rlcli_sandbox.judge.calls import decoded_job, judge_calls
 from rlcli_sandbox.limits import Excess, Exit, Limits
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def main() -> None:
     order = json.load(sys.stdin)
     answer: dict[str, Any] = {"nonce": order["nonce"]}
     try:
-        judgement = judge_calls(PlainProcesses(), order["program"], received(order["job"]), Limits(**order["limits"]))
+        judgement = judge_calls(
+            PlainProcesses(), order["program"], decoded_job(order["job"]), Limits(**order["limits"])
+        )
         answer |= dataclasses.asdict(judgement)
     except ValueError as error:
         answer |= {"error": "tests", "detail": str(error)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlcli_sandbox.judge import boot
 from rlcli_sandbox.judge.judgement import Judgement
-from rlcli_sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli_sandbox.judge.process import Process, ProcessStarter, over_limit, pipes
 from rlcli_sandbox.judge.wire import OutOfProtocol, TooBig, encode, receive, send
 from rlcli_sandbox.limits import Limits
 
@@ -31,7 +31,7 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 def judge_scripts(
-    sandbox: Starts, program: str, cases: Sequence[Mapping[str, str]], limits: Limits, count_all: bool = False
+    sandbox: ProcessStarter, program: str, cases: Sequence[Mapping[str, str]], limits: Limits, count_all: bool = False
 ) -> Judgement:
     """Run `program` as `__main__` for each case (`input`, `output`) and compare what it writes.
 
@@ -76,7 +76,7 @@ def _over_time(limits: Limits, ends: float, spent_s: float) -> str:
 class _Runner:
     """One process that runs the program for one standard input after another, until it is `over`."""
 
-    def __init__(self, sandbox: Starts, program: str, limits: Limits, remaining: Limits) -> None:
+    def __init__(self, sandbox: ProcessStarter, program: str, limits: Limits, remaining: Limits) -> None:
         self.limits = limits
         self.over = False
         self._stack = contextlib.ExitStack()

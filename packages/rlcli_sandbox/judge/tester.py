@@ -22,9 +22,9 @@ import json
 import math
 import os
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
-from rlcli_sandbox.judge.program import Program, Proxy, Stop
+from rlcli_sandbox.judge.program import Program, Proxy, Stop, Verdict
 from rlcli_sandbox.judge.wire import decode
 
 MAX_DETAIL_CHARS = 300
@@ -33,7 +33,7 @@ _IMPLIED = {"__score__", "__name__", "__file__", "__doc__"}
 
 
 class Score:
-    """Counts passed tests. Unless all are wanted, the first failure ends the tests."""
+    """Counts passed tests. Unless `count_all`, the first failure ends the tests."""
 
     def __init__(self, count_all: bool) -> None:
         self.count_all = count_all
@@ -77,7 +77,7 @@ def _run_source(source: str, names: dict[str, Any], program: Program, score: Sco
         tree = ast.parse(source)
         code = compile(ast.fix_missing_locations(_CountAsserts().visit(tree)), "<tests>", "exec")
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise Stop("data", f"the tests do not compile: {error}") from None
+        raise Stop("invalid_tests", f"the tests do not compile: {error}") from None
     _bind(tree, names, program)
     names["__score__"] = score
     calls = program.calls
@@ -85,7 +85,7 @@ def _run_source(source: str, names: dict[str, Any], program: Program, score: Sco
         exec(code, names)
     except Exception as error:
         if program.calls == calls:
-            raise Stop("data", f"the tests cannot run: {type(error).__name__}: {error}") from None
+            raise Stop("invalid_tests", f"the tests cannot run: {type(error).__name__}: {error}") from None
         score.failed("the tests ended early")
 
 
@@ -114,7 +114,7 @@ def _run_check(job: dict[str, Any], program: Program, score: Score) -> None:
     names: dict[str, Any] = {"__name__": "tests", "candidate": entry, job["entry_point"]: entry}
     _run_source(f"{job['setup']}\n{job['test']}", names, program, score)
     if not callable(names.get("check")) or isinstance(names["check"], Proxy):
-        raise Stop("data", "the tests define no check(candidate)")
+        raise Stop("invalid_tests", "the tests define no check(candidate)")
     names[job["entry_point"]] = entry  # tests may include a reference program, which defines it too
     try:
         names["check"](entry)
@@ -137,7 +137,7 @@ def _finish(source: str, score: Score, program: Program) -> None:
     are no tests.
     """
     if program.calls and not any(map(_can_fail, ast.walk(ast.parse(source)))):
-        raise Stop("data", "the tests compare nothing")
+        raise Stop("invalid_tests", "the tests compare nothing")
     loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.For, ast.While))]
     asserts = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Assert)]
     if score.total:
@@ -212,14 +212,24 @@ def _short(value: Any) -> str:
 _KINDS = {"check": _run_check, "asserts": _run_asserts, "cases": _run_cases}
 
 
-def run(job: dict[str, Any], requests: int, replies: int) -> dict[str, Any]:
-    """The result of a job: `verdict` (done, wrong, data, gone, unstarted), `passed`, `total`, `detail`.
+class Result(TypedDict):
+    """The result of a job."""
 
-    done: all tests ran. wrong: they stopped because of the program. data: they cannot test any program. gone: the
-    program's process ended or closed its pipe. unstarted: it did so before it had read the program.
-    """
+    verdict: Verdict
+    """How the tests ended."""
+    passed: int
+    """Number of passed tests."""
+    total: int
+    """Number of tests that were run."""
+    detail: str
+    """The first failure, in words."""
+
+
+def run(job: dict[str, Any], requests: int, replies: int) -> Result:
+    """Run the tests of a job."""
     program, score = Program(requests, replies), Score(job["count_all"])
-    verdict, detail = "done", ""
+    verdict: Verdict = "done"
+    detail = ""
     try:
         program.load()
         _KINDS[job["kind"]](job, program, score)
@@ -230,7 +240,7 @@ def run(job: dict[str, Any], requests: int, replies: int) -> dict[str, Any]:
     if program.stopped:  # even if a bare `except:` of the tests caught it
         verdict, detail = program.stopped.verdict, program.stopped.detail
     if verdict == "done" and not program.calls:
-        verdict, detail = "data", "the tests never call the program"
+        verdict, detail = "invalid_tests", "the tests never call the program"
     return {"verdict": verdict, "passed": score.passed, "total": score.total, "detail": detail or score.detail}
 
 

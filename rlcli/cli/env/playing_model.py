@@ -21,9 +21,9 @@ def play_model(task: Task) -> None:
     from rlcli.rollout.local_chat import local_engine
 
     config = task.config
-    tokenizer, stops, opened = _tokenizer(config)
+    tokenizer, stops, thinking = _tokenizer(config)
     engine = local_engine(config.model.path, stops, config.max_length, "env-try")
-    with Environments(config, (), tokenizer, stops, opened=opened) as template:
+    with Environments(config, (), tokenizer, stops, thinking=thinking) as template:
         session, opening = task.reset()
         print_opening(opening)
         conversation = template.conversation(opening)
@@ -53,8 +53,8 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     from rlcli.environments.gateway.agent_round import AgentRound
     from rlcli.rollout.local_chat import local_engine
 
-    tokenizer, stops, opened = _tokenizer(config)
-    with AgentPool(config, tokenizer, stops, opened=opened) as agents:
+    tokenizer, stops, thinking = _tokenizer(config)
+    with AgentPool(config, tokenizer, stops, thinking=thinking) as agents:
         engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))

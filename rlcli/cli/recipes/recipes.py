@@ -156,10 +156,10 @@ def explain(
       rlcli recipes explain algorithm.loss
     """
     from rlcli.cli.recipes.algorithm_choices import choices
-    from rlcli.config.keys import describe
+    from rlcli.config.keys import matching_keys
     from rlcli.config.load import to_toml
 
-    keys, functions = describe(key), choices(key)
+    keys, functions = matching_keys(key), choices(key)
     if json:
         console.emit_json([asdict(each) | ({"choices": functions} if functions else {}) for each in keys])
         return

@@ -54,7 +54,7 @@ class Over:
 class AgentPool:
     """Starts the programs of `environment.name`; their requests and ends are in the queue `events`.
 
-    tokenizer: with its final chat template. stops: tokens that end a response. opened: prompts end within an open
+    tokenizer: with its final chat template. stops: tokens that end a response. thinking: prompts end within an open
     <think>. image_processor: preprocesses images, for a model that takes images. Raises `SetupError` if there is no
     such program.
     """
@@ -65,7 +65,7 @@ class AgentPool:
         tokenizer: PreTrainedTokenizerBase,
         stops: Collection[int],
         *,
-        opened: bool = False,
+        thinking: bool = False,
         image_processor: ImageProcessor | None = None,
     ) -> None:
         self._section = config.environment
@@ -75,7 +75,7 @@ class AgentPool:
         """Id of a session, and the event."""
         words_of(self._section.name)
         self._gateway = Gateway(
-            tokenizer, stops, limits_of(config), self._submit, opened=opened, image_processor=image_processor
+            tokenizer, stops, limits_of(config), self._submit, thinking=thinking, image_processor=image_processor
         )
 
     def start(self, prompt: Prompt, version: int) -> str:

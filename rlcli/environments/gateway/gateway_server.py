@@ -132,7 +132,7 @@ class Gateway:
             gateway.close_session(session)
             session.branches, session.reward
 
-    tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
+    tokenizer: with its chat template fixed. stops: the ids that end a response. thinking: a prompt ends within an open
     <think>. image_processor: of a vision-language model. `open` and `close_session` are for any thread.
     """
 
@@ -143,13 +143,13 @@ class Gateway:
         limits: Limits,
         submit: Submit,
         *,
-        opened: bool = False,
+        thinking: bool = False,
         model: str = "policy",
         image_processor: ImageProcessor | None = None,
     ) -> None:
         # A tokenizer is not for two threads.
         self._tokenizer, self._stops, self._limits = copy.deepcopy(tokenizer), frozenset(stops), limits
-        self._submit, self._opened, self._model, self._image_processor = submit, opened, model, image_processor
+        self._submit, self._thinking, self._model, self._image_processor = submit, thinking, model, image_processor
         self._form = format_of(str(tokenizer.chat_template))
         self._templates: dict[str, TurnTemplate] = {}
         self._sessions: dict[str, GatewaySession] = {}
@@ -325,7 +325,7 @@ class Gateway:
         request = record.ask(chat.messages, offered, self._template(offered, chat.tools), chat.max_tokens, images)
         turn, text = self._until(await self._generated(session, request), chat.stop)
         form = self._form if chat.tools else ""
-        message, failed = parse(text, form, opened=self._opened, tools=chat.tools)
+        message, failed = parse(text, form, thinking=self._thinking, tools=chat.tools)
         message.pop("invalid_tool_calls", None)  # no field of OpenAI's messages
         record.failed_calls += failed
         for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):

@@ -100,4 +100,6 @@ def serving(
 def pool_of(served: ServedModel, device: str) -> Pool:
     """Placement of the servers of a model."""
     key = f"workers of the served model {served.model}"
-    return Pool(served.workers, device, 1, key=key, engine=served.tensor_parallel, whole=True)
+    return Pool(
+        served.workers, device, 1, workers_key=key, engine_size=served.tensor_parallel, one_actor_per_engine=True
+    )

@@ -497,9 +497,9 @@ class Worker(WeightSync, WorkerCalls):
         chat_template.fix(tokenizer, data.chat_template_kwargs, facts.day)
         stops = tuple(facts.stop_tokens)
         if self.config.environment.is_command:
-            return AgentPool(self.config, tokenizer, stops, opened=facts.thinking, image_processor=image_processor)
+            return AgentPool(self.config, tokenizer, stops, thinking=facts.thinking, image_processor=image_processor)
         return Environments(
-            self.config, facts.environments, tokenizer, stops, opened=facts.thinking, image_processor=image_processor
+            self.config, facts.environments, tokenizer, stops, thinking=facts.thinking, image_processor=image_processor
         )
 
     def _build_engine(self) -> Engine:

@@ -15,7 +15,7 @@ def gpus(*counts: int, cpus: int = 64) -> list[dict[str, float]]:
 
 
 def pool(workers: int, engine: int = 1, key: str = "cluster.workers") -> Pool:
-    return Pool(workers, "cuda", 1, key=key, engine=engine)
+    return Pool(workers, "cuda", 1, workers_key=key, engine_size=engine)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def pool(workers: int, engine: int = 1, key: str = "cluster.workers") -> Pool:
         (gpus(8, 8, 4), [pool(16, 8), pool(4, key="critic.workers")]),
         (gpus(8, 8, 8), [pool(8), pool(16, 8, "rollout.workers")]),
         (gpus(8, 8), [pool(16, 16)]),  # larger than any machine: asked to span them
-        ([{"CPU": 4.0}, {"CPU": 4.0}], [Pool(8, "cpu", 1, engine=2)]),
+        ([{"CPU": 4.0}, {"CPU": 4.0}], [Pool(8, "cpu", 1, engine_size=2)]),
     ],
 )
 def test_what_fits_is_let_through(machines: list[dict[str, float]], pools: list[Pool]) -> None:
@@ -109,7 +109,9 @@ def test_a_worker_gets_the_drivers_variables_but_no_secret() -> None:
 
 def test_a_server_of_a_model_is_on_one_machine() -> None:
     def served(workers: int, size: int) -> Pool:
-        return Pool(workers, "cuda", 1, key="workers of the served model m", engine=size, whole=True)
+        return Pool(
+            workers, "cuda", 1, workers_key="workers of the served model m", engine_size=size, one_actor_per_engine=True
+        )
 
     check_capacity([pool(8), served(8, 4)], gpus(8, 8))
     with pytest.raises(SetupError) as caught:

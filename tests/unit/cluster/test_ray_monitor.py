@@ -1,4 +1,4 @@
-"""The sentinels end a driver that waits for ever when what it stands on is gone."""
+"""The monitors end a driver that would wait forever once its Ray cluster is lost."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import NoReturn
 import pytest
 
 from rlcli.cluster import ray_monitor
-from rlcli.cluster.ray_monitor import HeadSentinel, RayMonitor
+from rlcli.cluster.ray_monitor import DaemonMonitor, HeadMonitor
 from rlcli.runs.folder import events_of
 
-# What stands here for the end of the process raises in the sentinel's thread.
+# The stand-in for the end of the process raises in the monitor's thread.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
 from rlcli.cluster.supervisor.failure_record import exit_when_cluster_lost
-from rlcli.cluster.ray_monitor import RayMonitor
+from rlcli.cluster.ray_monitor import DaemonMonitor
 
 daemon = subprocess.Popen(["sleep", "600"])
-RayMonitor({daemon.pid: "gcs_server"}, exit_when_cluster_lost(Path(sys.argv[1])))
+DaemonMonitor({daemon.pid: "gcs_server"}, exit_when_cluster_lost(Path(sys.argv[1])))
 print(daemon.pid, flush=True)
 time.sleep(600)
 """
@@ -78,7 +78,7 @@ def test_a_driver_that_hangs_leaves_when_a_daemon_dies_and_notes_why(
 
 def test_daemons_that_end_after_the_watch_are_nobodys_business() -> None:
     daemon, lost = subprocess.Popen(["sleep", "600"]), Lost()
-    watch = RayMonitor({daemon.pid: "raylet"}, lost)
+    watch = DaemonMonitor({daemon.pid: "raylet"}, lost)
     watch.close()
     daemon.kill()
     daemon.wait()
@@ -89,13 +89,13 @@ def test_a_daemon_that_is_gone_before_the_watch_is_told() -> None:
     daemon, lost = subprocess.Popen(["true"]), Lost()
     daemon.wait()
     with pytest.raises(SystemExit):
-        RayMonitor({daemon.pid: "raylet"}, lost)
+        DaemonMonitor({daemon.pid: "raylet"}, lost)
     assert lost == [("the Ray head", "the Ray head (raylet) died")]
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOOK_EVERY_S": 0.05, "CONNECT_S": 0.5, "HEAD_LOST_S": 0.5}.items():
+    for name, value in {"POLL_S": 0.05, "CONNECT_TIMEOUT_S": 0.5, "HEAD_LOST_S": 0.5}.items():
         monkeypatch.setattr(ray_monitor, name, value)
 
 
@@ -107,7 +107,7 @@ def listening(port: int = 0) -> socket.socket:
 def test_a_head_that_stays_away_is_lost() -> None:
     lost, server = Lost(), listening()
     address = "{}:{}".format(*server.getsockname())
-    HeadSentinel(address, lost)
+    HeadMonitor(address, lost)
     assert not lost.told.wait(0.7)
     server.close()
     assert lost.told.wait(5)
@@ -121,7 +121,7 @@ def test_a_head_that_stays_away_is_lost() -> None:
 def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
     lost, server = Lost(), listening()
     port = server.getsockname()[1]
-    watch = HeadSentinel(f"127.0.0.1:{port}", lost)
+    watch = HeadMonitor(f"127.0.0.1:{port}", lost)
     server.close()
     time.sleep(0.2)
     with listening(port):
@@ -140,9 +140,9 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "RETRY_EVERY_S", 0.01)
     two = placement.Pool(workers=2, device="cpu", threads=1)
     with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 0"):
-        placement.retried(lambda: placement._capacity([two]))
+        placement.retried(lambda: placement._cluster_resources([two]))
     monkeypatch.setattr(placement, "is_restart", lambda: True)
-    assert placement.retried(lambda: placement._capacity([two])) == [{"CPU": 2.0}]
+    assert placement.retried(lambda: placement._cluster_resources([two])) == [{"CPU": 2.0}]
 
 
 def test_the_address_of_rays_client_server_is_refused() -> None:

@@ -76,7 +76,7 @@ def test_helpers_end_at_once_and_the_head_and_other_children_live_on(session: Pa
     try:
         while psutil.Process(head.pid).name() != "raylet":
             time.sleep(0.02)
-        reaper.end_helpers(("gcs_server", "raylet"))
+        reaper.kill_optional_daemons(("gcs_server", "raylet"))
         assert helper.wait(timeout=5) == -signal.SIGKILL
         assert head.poll() is None
         assert other.poll() is None

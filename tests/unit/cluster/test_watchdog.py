@@ -12,8 +12,14 @@ import pytest
 
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
-from rlcli.cluster.watchdog import Frame, Note, StallDetector, read_note
-from rlcli.cluster.worker_errors import died, lost_a_gpu, lost_a_peer, out_of_memory, ran_out_of_memory
+from rlcli.cluster.watchdog import Frame, ProgressRecord, StallDetector, read_progress
+from rlcli.cluster.worker_errors import (
+    actor_died,
+    is_gpu_failure,
+    is_out_of_memory,
+    is_peer_failure,
+    out_of_memory_error,
+)
 
 STALL_S = 0.5
 
@@ -28,8 +34,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
     assert not (tmp_path / "rank-0.stack").exists()
 
 
-def note_of(file: Path) -> Note:
-    note = read_note(file)
+def record_of(file: Path) -> ProgressRecord:
+    note = read_progress(file)
     assert note is not None
     return note
 
@@ -55,11 +61,11 @@ class Slow:
 
 
 def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file: Path) -> None:
-    assert (note_of(file).method, note_of(file).threads) == ("", [])
+    assert (record_of(file).method, record_of(file).threads) == ("", [])
     Slow().update(2 * STALL_S)
-    note = note_of(file)
+    note = record_of(file)
     assert not note.threads, "it went on after all"
-    found = [(number, note_of(file)) for number in Slow().rollout(2 * STALL_S)]
+    found = [(number, record_of(file)) for number in Slow().rollout(2 * STALL_S)]
     assert [number for number, _ in found] == [0, 1, 2]
     first = found[0][1]
     assert first.method == "rollout"
@@ -72,30 +78,30 @@ def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file:
 
 def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
     for _ in Slow().rollout(STALL_S / 8, count=12):
-        assert not note_of(file).threads
+        assert not record_of(file).threads
     with watchdog.watched("update"):
         for _ in range(12):
             time.sleep(STALL_S / 8)
             watchdog.progress()
-        assert not note_of(file).threads
+        assert not record_of(file).threads
 
 
 def test_what_comes_before_the_first_step_gets_more_time() -> None:
-    assert watchdog.bound("build", 20.0) == watchdog.START_S
-    assert watchdog.bound("build", 1800.0) == watchdog.bound("update", 1800.0) == 1800.0
-    assert watchdog.bound("update", 20.0) == 20.0
+    assert watchdog.stall_limit_s("build", 20.0) == watchdog.MIN_STARTUP_STALL_S
+    assert watchdog.stall_limit_s("build", 1800.0) == watchdog.stall_limit_s("update", 1800.0) == 1800.0
+    assert watchdog.stall_limit_s("update", 20.0) == 20.0
 
 
 def test_a_method_within_another_is_part_of_it(file: Path) -> None:
     class Look(Slow):
         def sleep(self, seconds: float) -> None:
-            assert note_of(file).method == "outer"
+            assert record_of(file).method == "outer"
 
     Look().outer()
     with watchdog.watched("outer"):
         Look().outer()
-        assert note_of(file).method == "outer"
-    assert note_of(file).method == ""
+        assert record_of(file).method == "outer"
+    assert record_of(file).method == ""
 
 
 def test_a_process_that_is_not_watched_runs_as_if_there_were_no_watchdog() -> None:
@@ -106,7 +112,7 @@ def test_a_process_that_is_not_watched_runs_as_if_there_were_no_watchdog() -> No
 
 
 def test_a_full_disk_stops_no_worker(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, refused = note_of(file), list[object]()
+    before, refused = record_of(file), list[object]()
 
     def full(*args: object) -> int:
         refused.append(args)
@@ -116,9 +122,9 @@ def test_a_full_disk_stops_no_worker(file: Path, monkeypatch: pytest.MonkeyPatch
         disk.setattr("os.pwrite", full)
         assert list(Slow().rollout(0.0)) == [0, 1, 2]
     assert refused
-    assert note_of(file) == before
+    assert record_of(file) == before
     Slow().update(0.0)
-    assert note_of(file).count > before.count, "it is written again once there is room"
+    assert record_of(file).count > before.count, "it is written again once there is room"
 
 
 WAITING = """
@@ -149,16 +155,16 @@ def test_who_waits_in_a_collective_is_told_from_who_holds_it_up(tmp_path: Path) 
     ranks = [subprocess.Popen([sys.executable, "-c", WAITING, str(rank), str(tmp_path)]) for rank in (0, 1)]
     paths = [tmp_path / f"rank-{rank}.stack" for rank in (0, 1)]
     try:
-        patience = StallDetector(paths, 0.5, unseen_s=60.0)
-        stalled: dict[int, Note | None] = {}
+        patience = StallDetector(paths, 0.5, no_file_s=60.0)
+        stalled: dict[int, ProgressRecord | None] = {}
         limit = time.monotonic() + 60
         while not stalled and time.monotonic() < limit:
             time.sleep(0.1)
             stalled = patience.stalled([0, 1])
         assert list(stalled) == [1]
-        assert note_of(paths[0]).waits
-        assert not note_of(paths[1]).waits
-        assert note_of(paths[1]).location.startswith("forget (")
+        assert record_of(paths[0]).waits_for_peers
+        assert not record_of(paths[1]).waits_for_peers
+        assert record_of(paths[1]).location.startswith("forget (")
     finally:
         for rank in ranks:
             rank.kill()
@@ -183,7 +189,7 @@ def looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StallDet
     clock = iter(range(10_000))
     monkeypatch.setattr("rlcli.cluster.watchdog.time.monotonic", lambda: float(next(clock)))
     paths = [tmp_path / f"rank-{rank}.stack" for rank in range(3)]
-    return StallDetector(paths, 10.0, unseen_s=30.0), paths
+    return StallDetector(paths, 10.0, no_file_s=30.0), paths
 
 
 def first_stall(patience: StallDetector, waiting: list[int], limit: int = 100) -> tuple[int, list[int]]:
@@ -251,16 +257,16 @@ def test_a_caller_that_was_suspended_finds_nobody_late(tmp_path: Path, monkeypat
 def test_a_backward_pass_whose_own_thread_waits_in_a_collective_waits_too() -> None:
     backward = [Frame("/x/torch/autograd/graph.py", 1, "_engine_run_backward"), Frame("/x/learner.py", 2, "update")]
     thread = [Frame("/x/torch/distributed/fsdp/_param_group.py", 3, "post_backward")]
-    assert Note(1, 1, "here", "update", [backward, thread]).waits
-    assert not Note(1, 1, "here", "update", [backward, [Frame("/x/own.py", 3, "hook")]]).waits
+    assert ProgressRecord(1, 1, "here", "update", [backward, thread]).waits_for_peers
+    assert not ProgressRecord(1, 1, "here", "update", [backward, [Frame("/x/own.py", 3, "hook")]]).waits_for_peers
     # Within a module that FSDP has wrapped, the model's own code comes first.
-    assert not Note(1, 1, "here", "update", [[Frame("/x/model.py", 1, "forward"), *thread]]).waits
+    assert not ProgressRecord(1, 1, "here", "update", [[Frame("/x/model.py", 1, "forward"), *thread]]).waits_for_peers
 
 
 def test_a_file_that_is_half_there_is_no_note(tmp_path: Path) -> None:
-    assert read_note(tmp_path / "none") is None
+    assert read_progress(tmp_path / "none") is None
     (tmp_path / "empty").touch()
-    assert read_note(tmp_path / "empty") is None
+    assert read_progress(tmp_path / "empty") is None
 
 
 def test_want_of_memory_is_told_with_what_to_change_where_it_was_felt() -> None:
@@ -273,30 +279,30 @@ def test_want_of_memory_is_told_with_what_to_change_where_it_was_felt() -> None:
         ValueError("No available memory for the cache blocks."),
         ValueError("2.0 GiB KV cache is needed, which is larger than the available KV cache memory (1.0 GiB)."),
     ):
-        assert ran_out_of_memory(error)
-        assert not out_of_memory(1, "update", error).retry
-    assert not ran_out_of_memory(RuntimeError("shape mismatch"))
-    assert "worker 1 ran out of memory in update: MemoryError" in str(out_of_memory(1, "update", MemoryError()))
-    assert "model.gradient_checkpointing" in out_of_memory(0, "compute_old_log_probs", MemoryError()).hint
-    assert "rollout.max_concurrent" in out_of_memory(0, "rollout", MemoryError()).hint
-    assert "rollout.gpu_memory_utilization" in out_of_memory(0, "sync_weights", MemoryError()).hint
-    assert "train.offload" in out_of_memory(0, "rollout", MemoryError()).hint
-    assert "offload" in out_of_memory(0, "update", MemoryError()).hint
-    assert "rlcli plan" in out_of_memory(0, "update", MemoryError()).hint
+        assert is_out_of_memory(error)
+        assert not out_of_memory_error(1, "update", error).retry
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert "worker 1 ran out of memory in update: MemoryError" in str(out_of_memory_error(1, "update", MemoryError()))
+    assert "model.gradient_checkpointing" in out_of_memory_error(0, "compute_old_log_probs", MemoryError()).hint
+    assert "rollout.max_concurrent" in out_of_memory_error(0, "rollout", MemoryError()).hint
+    assert "rollout.gpu_memory_utilization" in out_of_memory_error(0, "sync_weights", MemoryError()).hint
+    assert "train.offload" in out_of_memory_error(0, "rollout", MemoryError()).hint
+    assert "offload" in out_of_memory_error(0, "update", MemoryError()).hint
+    assert "rlcli plan" in out_of_memory_error(0, "update", MemoryError()).hint
 
 
 def test_a_gpu_that_failed_is_worth_another_try_and_a_wrong_index_is_not() -> None:
     accelerator_error = type("AcceleratorError", (RuntimeError,), {})
-    assert lost_a_gpu(accelerator_error("CUDA error: uncorrectable ECC error encountered"))
-    assert not lost_a_gpu(accelerator_error("CUDA error: an illegal memory access was encountered"))
-    assert not lost_a_gpu(accelerator_error("CUDA error: device-side assert triggered"))
-    assert not lost_a_gpu(RuntimeError("the word ECC alone"))
+    assert is_gpu_failure(accelerator_error("CUDA error: uncorrectable ECC error encountered"))
+    assert not is_gpu_failure(accelerator_error("CUDA error: an illegal memory access was encountered"))
+    assert not is_gpu_failure(accelerator_error("CUDA error: device-side assert triggered"))
+    assert not is_gpu_failure(RuntimeError("the word ECC alone"))
 
 
 def test_broken_connections_are_somebody_elses_death() -> None:
     for text in ("[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:3", "Broken pipe"):
-        assert lost_a_peer(RuntimeError(text))
-    assert not lost_a_peer(ValueError("seven is odd"))
+        assert is_peer_failure(RuntimeError(text))
+    assert not is_peer_failure(ValueError("seven is odd"))
 
 
 NODE = """The actor died unexpectedly before finishing this task.
@@ -322,7 +328,7 @@ Refer to the documentation on how to address the out of memory issue: set the en
 def test_a_death_from_outside_may_be_tried_again_and_names_its_cause(
     text: str, oom_kills: int, said: str, helps: bool
 ) -> None:
-    error = died(1, "update", RuntimeError(text), Path("rank-1.log"), "step 3", oom_kills)
+    error = actor_died(1, "update", RuntimeError(text), Path("rank-1.log"), "step 3", oom_kills)
     assert (error.retry, error.who) == (True, "worker 1")
     assert said in error.message
     assert "its log rank-1.log ends: step 3" in error.message
@@ -330,6 +336,6 @@ def test_a_death_from_outside_may_be_tried_again_and_names_its_cause(
 
 
 def test_of_what_ray_says_of_its_memory_monitor_the_figures_are_told() -> None:
-    error = died(1, "rollout", RuntimeError(LOW), Path("rank-1.log"), "", 0)
+    error = actor_died(1, "rollout", RuntimeError(LOW), Path("rank-1.log"), "", 0)
     assert error.message.endswith("Memory on the node (IP: 10.0.0.7) was 15.3GB / 16GB")
     assert "rollout.max_concurrent" in error.hint

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlcli.config.keys import RENAMED, RenamedKey, describe, keys
+from rlcli.config.keys import RENAMED, RenamedKey, keys, matching_keys
 from rlcli.config.load import dump_toml, resolve, with_length
 from rlcli.errors import ConfigError
 
@@ -179,7 +179,7 @@ def test_the_section_named_like_a_python_keyword_works_like_the_others(tmp_path:
     assert found.config.async_.staleness == found.values()["async.staleness"] == 1
     assert "[async]\nstaleness = 1  # recipe own\n" in dump_toml(found)
     assert resolve(str(file), sets=["async.staleness=0"]).config.async_.staleness == 0
-    assert [key.name for key in describe("async")] == [
+    assert [key.name for key in matching_keys("async")] == [
         *("async.staleness", "async.on_update", "async.engine_steps", "async.too_old"),
     ]
     for wrong, says in {
@@ -194,17 +194,17 @@ def test_the_section_named_like_a_python_keyword_works_like_the_others(tmp_path:
 
 def test_every_key_is_described_and_there_are_at_most_152() -> None:
     assert 40 < len(keys()) <= 152
-    for key in describe():
+    for key in matching_keys():
         assert key.description.endswith(".")
         assert key.rule
 
 
 def test_describe_narrows_to_a_section_or_a_key() -> None:
-    assert [key.name for key in describe("lora")] == ["lora.rank", "lora.alpha", "lora.targets"]
-    (key,) = describe("rollout.kv_cache_mb")
+    assert [key.name for key in matching_keys("lora")] == ["lora.rank", "lora.alpha", "lora.targets"]
+    (key,) = matching_keys("rollout.kv_cache_mb")
     assert (key.rule, key.default, key.optional) == ("a whole number ≥ 1, or unset", None, True)
     with pytest.raises(ConfigError, match=r"did you mean lora\.rank"):
-        describe("lora.ranc")
+        matching_keys("lora.ranc")
 
 
 def test_the_numbers_of_a_function_are_keys_of_their_own() -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rlcli.images.families import KINDS as VISION_KINDS
-from rlcli.launch.engine_checks import MERGED_ALONE, MERGED_ON_CPUS, NOT_ADAPTED
+from rlcli.launch.engine_checks import NEEDS_MERGED_ADAPTER, NEEDS_MERGED_ADAPTER_ON_CPUS, NOT_ADAPTED
 from rlcli.model.io.model_config import RECURRENT, SUPPORTED
 from tests.model_fixtures import MIXTURES
 
@@ -39,9 +39,9 @@ def test_images_context_and_experts_are_as_in_the_code() -> None:
 
 def test_adapters_are_as_in_the_code() -> None:
     for kind, (_, _, adapters, *_) in rows().items():
-        if kind in (*MERGED_ALONE, *NOT_ADAPTED):
+        if kind in (*NEEDS_MERGED_ADAPTER, *NOT_ADAPTED):
             assert adapters == "float32", kind
-        elif kind in RECURRENT or kind in MERGED_ON_CPUS:
+        elif kind in RECURRENT or kind in NEEDS_MERGED_ADAPTER_ON_CPUS:
             assert adapters == "float32 on CPUs", kind
         else:
             assert adapters == "yes", kind

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.config.keys import find, sections
+from rlcli.config.keys import find_key, sections
 from rlcli.config.recipes import names as recipe_names
 from rlcli.runs.metric_names import METRIC_NAMES
 from rlcli.training.loop.warnings import NAMES
@@ -53,7 +53,7 @@ def key_faults(text: str) -> list[str]:
             continue
         section, name, value = found.groups()
         key = f"{section}.{name}"
-        if find(key) is None:
+        if find_key(key) is None:
             faults.append(f"there is no key {key}")
         elif value and re.fullmatch(r"[\w.\-]+", value) and "." not in name and not accepts(section, name, value):
             faults.append(f"{key} does not accept {value}")
@@ -87,7 +87,7 @@ def test_wrong_names_are_found() -> None:
 
 def test_the_debug_page_names_many_metrics_and_keys() -> None:
     assert len({code for code in code_in(DEBUG) if code in METRIC_NAMES}) > 40
-    assert len({code.partition(" ")[0] for code in code_in(DEBUG) if find(code.partition(" ")[0])}) > 30
+    assert len({code.partition(" ")[0] for code in code_in(DEBUG) if find_key(code.partition(" ")[0])}) > 30
 
 
 def test_the_debug_page_has_a_section_for_every_warning() -> None:
@@ -110,7 +110,9 @@ def test_every_branch_of_the_debug_page_leads_to_a_section_with_a_fix() -> None:
     }
     assert len(branches) > 12
     for branch in branches:
-        assert any(find(code.partition(" ")[0]) for code in code_in(sections[branch])) or "```bash" in sections[branch]
+        assert (
+            any(find_key(code.partition(" ")[0]) for code in code_in(sections[branch])) or "```bash" in sections[branch]
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -59,8 +59,8 @@ def test_what_is_thought_is_no_call() -> None:
     assert parse(f"<think>{call}</think>\n\n4", "hermes").message == {
         **{"role": "assistant", "content": "4", "reasoning_content": call}
     }
-    assert parse(f"{call}</think>{call}", "hermes", opened=True).message["tool_calls"][0]["function"]["name"] == "f"
-    assert "tool_calls" not in parse(f"{call} and on", "hermes", opened=True).message
+    assert parse(f"{call}</think>{call}", "hermes", thinking=True).message["tool_calls"][0]["function"]["name"] == "f"
+    assert "tool_calls" not in parse(f"{call} and on", "hermes", thinking=True).message
 
 
 def test_the_format_is_read_off_the_template() -> None:

@@ -291,7 +291,7 @@ def test_a_verifier_that_crashes_ends_each_command_before_the_model_loads(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlcli.launch.preflight._check_place", lambda model, note: pytest.fail("it comes later"))
+    monkeypatch.setattr("rlcli.launch.preflight._check_model_exists", lambda model, note: pytest.fail("it comes later"))
     (tmp_path / "mine.py").write_text("def correct(completions, **columns):\n    [float(c) for c in completions]\n")
     words = [*command, "--model", str(model), "--data", str(data(tmp_path, "2")), "--verifier", "mine.py:correct"]
     before = set(tmp_path.rglob("*"))

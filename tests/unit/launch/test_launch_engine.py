@@ -13,7 +13,13 @@ from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
 from rlcli.images.qwen_patches import PatchRule
 from rlcli.launch import engine_checks
-from rlcli.launch.engine_checks import check_adapter, check_engine, check_images, check_merged, check_quantized
+from rlcli.launch.engine_checks import (
+    check_adapter,
+    check_engine,
+    check_images,
+    check_quantized,
+    check_separate_adapter,
+)
 from rlcli.rollout import engine as engines
 from rlcli.rollout.engine import Colocated, engine_named
 from rlcli.rollout.transformers_engine import TransformersEngine
@@ -207,13 +213,13 @@ def test_freezing_has_no_effect_beside_an_adapter() -> None:
 def test_an_adapter_that_vllm_does_not_compute_needs_float32(kind: str, device: str, why: str) -> None:
     adapted = config("vllm", lora={"rank": 4})
     with pytest.raises(ConfigError, match=rf"lora.rank = 4 in bfloat16: .*{why}.*; give model.dtype = float32"):
-        check_merged(adapted, "bfloat16", device, kind, "")
+        check_separate_adapter(adapted, "bfloat16", device, kind, "")
     with pytest.raises(ConfigError, match=r"runs/a: .*; merge it first"):
-        check_merged(adapted, "float32", device, kind, "runs/a")
-    check_merged(adapted, "float32", device, kind, "")
-    check_merged(config("vllm"), "bfloat16", device, kind, "")
-    check_merged(adapted, "bfloat16", device, "qwen3_moe", "")
+        check_separate_adapter(adapted, "float32", device, kind, "runs/a")
+    check_separate_adapter(adapted, "float32", device, kind, "")
+    check_separate_adapter(config("vllm"), "bfloat16", device, kind, "")
+    check_separate_adapter(adapted, "bfloat16", device, "qwen3_moe", "")
 
 
 def test_an_adapter_on_a_model_with_sinks_is_computed_on_gpus() -> None:
-    check_merged(config("vllm", lora={"rank": 4}), "bfloat16", "cuda", "gpt_oss", "")
+    check_separate_adapter(config("vllm", lora={"rank": 4}), "bfloat16", "cuda", "gpt_oss", "")

@@ -19,9 +19,10 @@ from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
 from rlcli.data.prompts.parquet_schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
-from rlcli.launch import preflight
+from rlcli.launch import device_checks
 from rlcli.launch.algorithm_rules import check_algorithm
-from rlcli.launch.preflight import check_machine, prepare, with_cpu_dtype
+from rlcli.launch.device_checks import check_machine, with_cpu_dtype
+from rlcli.launch.preflight import prepare
 from rlcli.model.io.tiny_model import make_tiny_model
 from rlcli.support.machine import precision
 from tests.model_fixtures import save_tiny
@@ -252,7 +253,7 @@ def test_a_cluster_that_is_joined_without_a_token_is_noted(
     if mode:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     notes: list[str] = []
-    preflight._note_open_cluster(resolve("grpo", {"cluster.address": address}).config, notes.append)
+    device_checks.note_open_cluster(resolve("grpo", {"cluster.address": address}).config, notes.append)
     assert len(notes) == noted
     assert all(address in note and "without a token" in note for note in notes)
 
@@ -265,5 +266,5 @@ def test_a_gpu_that_the_packages_cannot_use_is_noted(
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     notes: list[str] = []
-    preflight._note_unused_gpu(resolve("grpo", {"cluster.device": device}).config, "cpu", notes.append)
+    device_checks.note_unused_gpu(resolve("grpo", {"cluster.device": device}).config, "cpu", notes.append)
     assert [note.startswith("this machine has a GPU, but") for note in notes] == [True] * noted

@@ -37,7 +37,7 @@ class Cluster:
         self.preloads.append(engine)
 
     @contextlib.contextmanager
-    def local(self, workers: int, on_lost: Any) -> Iterator[None]:
+    def local_cluster(self, workers: int, on_lost: Any) -> Iterator[None]:
         assert self.start_now.wait(30)
         if self.failure:
             raise self.failure
@@ -48,7 +48,7 @@ class Cluster:
         finally:
             self.events.append(("end", threading.get_ident()))
 
-    def place(self, worker: type, pool: Any) -> PlacedActors:
+    def start_actors(self, worker: type, pool: Any) -> PlacedActors:
         assert self.place_now.wait(30)
         return PlacedActors([self] * pool.workers, "places")
 
@@ -57,8 +57,8 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(prewarm, "local", found.local)
-    monkeypatch.setattr(prewarm, "place", found.place)
+    monkeypatch.setattr(prewarm, "local_cluster", found.local_cluster)
+    monkeypatch.setattr(prewarm, "start_actors", found.start_actors)
     monkeypatch.setattr(prewarm, "ALONE_S", 0.0)
     return found
 

@@ -98,10 +98,10 @@ def test_one_part_is_merged_into_what_earlier_runs_left(tmp_path: Path) -> None:
 
 def test_a_rehearsal_and_a_check_are_never_merged(tmp_path: Path) -> None:
     results.write(results.load(tmp_path, rehearsal=True), tmp_path)
-    with pytest.raises(results.OtherKind, match="holds a rehearsal"):
+    with pytest.raises(results.IncompatibleResults, match="holds a rehearsal"):
         results.load(tmp_path, rehearsal=False)
     (tmp_path / results.JSON).write_text("[]")
-    with pytest.raises(results.OtherKind, match="not a file of this command"):
+    with pytest.raises(results.IncompatibleResults, match="not a file of this command"):
         results.load(tmp_path, rehearsal=True)
 
 
@@ -320,7 +320,7 @@ def test_the_suite_goes_on_where_its_time_ended(tmp_path: Path, monkeypatch: pyt
         return check
 
     short = run(part_suite.RESERVE_S - 1, {})
-    assert short.failed == ["every test was run: 3 wait: run the part again (--only tests)"]
+    assert short.failed == ["every test was run: 3 are missing: run the part again (--only tests)"]
     name = f"{part_suite.FOLDER}/test_it.py::test_"
     whole = run(1000.0, {"verdicts": {f"{name}good": "passed", f"{name}bad": "failed"}})
     verdicts = {test.removeprefix(name): verdict for test, verdict in whole.data["verdicts"].items()}

@@ -12,7 +12,7 @@ from rlcli_planner.launch.local_machine import own_device
 from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
-from rlcli.launch.preflight import check_nvml
+from rlcli.launch.device_checks import check_nvml
 from rlcli.support.machine import gpus
 
 
@@ -62,18 +62,18 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_gpus_are_counted_by_torch_where_the_driver_has_no_nvml(two_gpus: Path) -> None:
-    assert (gpus.has_gpu(), gpus.seen_by_torch(), ray_session._gpus()) == (False, (), {})
+    assert (gpus.has_gpu(), gpus.seen_by_torch(), ray_session._gpu_count_argument()) == (False, (), {})
     two_gpus.touch()
     assert gpus.has_gpu()
     assert not gpus.has_nvml()
     assert gpus.seen_by_torch() == (("NVIDIA H100 80GB HBM3", 85 << 30),) * 2
-    assert ray_session._gpus() == {"num_gpus": 2}
+    assert ray_session._gpu_count_argument() == {"num_gpus": 2}
 
 
 def test_ray_counts_gpus_itself_where_nvml_works(two_gpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus.touch()
     monkeypatch.setattr(ray_session, "has_nvml", lambda: True)
-    assert ray_session._gpus() == {}
+    assert ray_session._gpu_count_argument() == {}
 
 
 def test_the_memory_of_a_gpu_is_asked_of_torch_where_nothing_else_says_it(

@@ -7,8 +7,8 @@ import pytest
 
 from rlcli.config.load import resolve
 from rlcli.errors import SetupError
+from rlcli.launch.device_checks import check_device
 from rlcli.launch.machine_checks import Status, check_processor
-from rlcli.launch.preflight import check_device
 from rlcli.support.machine import processor
 
 OLD = "processor\t: 0\nmodel name\t: Old CPU\nflags\t\t: fpu sse4_2 avx\n\nprocessor\t: 1\nmodel name\t: Other\n"

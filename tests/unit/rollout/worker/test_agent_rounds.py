@@ -283,7 +283,7 @@ def test_an_agent_that_asks_nothing_is_refused_before_the_run(engine: Transforme
     tokenizer, stops, row = load_tokenizer(str(model)), engine.spec.stop_token_ids, prompt_of("a")
 
     def check(config: RunConfig) -> tuple[str, ...]:
-        return check_environments(config, [[row]], tokenizer, stops, opened=False)
+        return check_environments(config, [[row]], tokenizer, stops, thinking=False)
 
     config = config_of(model)
     assert check(config) == (config.environment.name,)

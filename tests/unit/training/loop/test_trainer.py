@@ -20,7 +20,8 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.rollout_stats import RolloutStats
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
-from rlcli.launch.preflight import _roles, prepare
+from rlcli.launch.preflight import prepare
+from rlcli.launch.role_checks import policy_roles
 from rlcli.rollout.engine import Sampling
 from rlcli.rollout.rollout_arguments import RolloutArguments
 from rlcli.rollout.scheduler.dispatcher import collect, gather
@@ -379,9 +380,9 @@ def test_a_process_reward_model_that_lacks_tokens_of_the_policy_is_refused(tmp_p
     tiny = str(make_tiny_model(tmp_path / "tiny"))
     config = RunConfig.model_validate({"critic": {"path": tiny}, "algorithm": {"advantage": "prime"}})
     policy = check_model(tiny)
-    assert "process_reward" in _roles(config, policy, [], evaluates=False)
+    assert "process_reward" in policy_roles(config, policy, [], evaluates=False)
     with pytest.raises(ModelError, match=r"its vocabulary ends at \d+, but the policy's tokenizer has ids up to 99999"):
-        _roles(config, replace(policy, tokenizer_size=100_000), [], evaluates=False)
+        policy_roles(config, replace(policy, tokenizer_size=100_000), [], evaluates=False)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused(tmp_path: Path) -> None:

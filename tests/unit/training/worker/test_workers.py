@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.cluster.dispatch import add_up, dispatch, implements
+from rlcli.cluster.dispatch import dispatch, implements, sum_by_key
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients, Role, sample_seed
 from rlcli.errors import RunFailed
@@ -40,7 +40,7 @@ def test_a_seed_names_its_sample_and_nothing_else() -> None:
 
 
 def test_numbers_of_all_ranks_are_added_key_by_key() -> None:
-    assert add_up([{"tokens": 3.0, "kl": 0.5}, {}, {"tokens": 1.0}]) == {"tokens": 4.0, "kl": 0.5}
+    assert sum_by_key([{"tokens": 3.0, "kl": 0.5}, {}, {"tokens": 1.0}]) == {"tokens": 4.0, "kl": 0.5}
 
 
 def test_the_worker_implements_every_call_as_it_is_declared() -> None:

@@ -1,4 +1,4 @@
-"""One worker without Ray: policy and engine in this process, for what is measured between its calls."""
+"""One worker without Ray, with policy and engine in this process, to measure between its calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PROMPT, MAX_RESPONSE = 256, 256
 
 @contextlib.contextmanager
 def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
-    """A rlcli.training.worker.worker.Worker that trains and generates; it is closed with the block."""
+    """A `rlcli.training.worker.worker.Worker` that trains and generates; it is closed with the block."""
     model = models.make(check, shape)
     check.progress("starting one worker with its engine", 45)
     from rlcli.cluster.placement import WORKER_ENV
@@ -24,21 +24,21 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
     os.environ.update(WORKER_ENV)
     from rlcli.training.worker.worker import Worker
 
-    # The worker sends its process's output to a log of its own; here it stays in the part's.
-    ours = (os.dup(1), os.dup(2))
-    found = Worker(0, 1)
-    found.begin(spec(check, model, lora_rank))
-    for number, kept in enumerate(ours, 1):
-        os.dup2(kept, number)
+    # The worker redirects its process's output to its log; here the output stays in the part's.
+    outputs = (os.dup(1), os.dup(2))
+    started = Worker(0, 1)
+    started.begin(spec(check, model, lora_rank))
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output, number)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     try:
-        found.join("127.0.0.1", port)
-        found.build()
-        yield found
+        started.join("127.0.0.1", port)
+        started.build()
+        yield started
     finally:
-        found.close()
+        started.close()
 
 
 def spec(check: Check, model: str, lora_rank: int) -> Any:
@@ -71,14 +71,14 @@ def spec(check: Check, model: str, lora_rank: int) -> Any:
 
 
 def probe() -> Any:
-    """int32 tokens of a prompt that both sides are asked for."""
+    """Tokens (int32) of a prompt whose log-probs engine and trainer compute."""
     import numpy as np
 
     return np.arange(10, 10 + 64, dtype=np.int32)
 
 
 def free_bytes(check: Check) -> int:
-    """Of the device, once what was freed there is given back; on CPUs nothing is."""
+    """Free memory of the device after emptying torch's cache; 0 on CPUs."""
     if check.rehearse:
         return 0
     import torch
