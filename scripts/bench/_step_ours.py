@@ -115,9 +115,9 @@ def bench_worker(lengths: dict[int, int]) -> type[Worker]:
     """A worker whose responses have the given lengths, by sampling seed."""
 
     class BenchWorker(Worker):
-        def _build_engine(self) -> None:
-            super()._build_engine()
-            params = self.engine._params
+        def _build_engine(self) -> Any:
+            engine: Any = super()._build_engine()
+            params = engine._params
 
             def imposed(request: Any) -> Any:
                 sampling_params = params(request)
@@ -125,7 +125,8 @@ def bench_worker(lengths: dict[int, int]) -> type[Worker]:
                 sampling_params.ignore_eos, sampling_params.stop_token_ids = True, []
                 return sampling_params
 
-            self.engine._params = imposed
+            engine._params = imposed
+            return engine
 
     return BenchWorker
 
