@@ -20,6 +20,7 @@ from rlcli_verifiers.notation import (
     without_letters,
     words,
 )
+from rlcli_verifiers.numerals import without_modulus
 from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
@@ -111,6 +112,9 @@ def equal(gold: str, answer: str) -> bool:
     gold, answer = clean(gold), clean(answer)
     if squeezed(gold) == squeezed(answer):
         return True
+    (gold, modulus), (answer, other_modulus) = without_modulus(gold), without_modulus(answer)
+    if modulus and other_modulus and modulus != other_modulus:
+        return False
     if any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer)):
         return True
     return reals.same(gold, answer)
@@ -256,6 +260,13 @@ def _choice(text: str) -> tuple[str, bool] | None:
     if not match:
         return None
     return match["letter"], bool(match["mark"]) or plain != text or match["letter"] in "ABCDFGH"
+
+
+def is_choice(text: str) -> bool:
+    """True for the letter of a choice, `(B)`, with or without its value."""
+    text = clean(text)
+    choice = _choice(text)
+    return _labelled(text) is not None or (choice is not None and choice[1] and choice[0].isupper())
 
 
 def _labelled(text: str) -> tuple[str, str] | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers import symbolic
+from rlcli_verifiers import spoken, symbolic
 from rlcli_verifiers.alternatives import corrected, joined_before, last_boxes, offered
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
-from rlcli_verifiers.latex import equal
-from rlcli_verifiers.sentences import of_last_line, of_last_sentence, of_sentence, statement
+from rlcli_verifiers.latex import equal, is_choice
+from rlcli_verifiers.notation import clean, words
+from rlcli_verifiers.sentences import last_sentence, of_last_line, of_last_sentence, of_sentence, statement, tidy
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
@@ -29,12 +30,45 @@ def verify(request: VerifyRequest) -> Verdict:
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
-    stated = extract(text[-TAIL_CHARS:])
+    tail = tidy(text[-TAIL_CHARS:])
+    stated = extract(tail)
+    if said := _in_words(truth, tail, stated):
+        return judged(_is_said(truth, said), ", ".join(said))
     if not stated:
         return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
     right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
-    return judged(right, answer)
+    return judged(right or _sentence_is_right(truth, stated), answer)
+
+
+def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
+    """The choice or the word that a text states, if the ground truth is one; none if a box or the like states it."""
+    if is_choice(truth):
+        return [] if any(map(is_choice, stated)) else spoken.chosen(last_sentence(text))
+    if words(clean(truth)) is None:
+        return []
+    if _marked(text) or tags(text):
+        return stated if len(stated) == 1 else []
+    return spoken.ending(last_sentence(text))
+
+
+def _is_said(truth: str, said: list[str]) -> bool:
+    """True if the only choice or word of an answer is the ground truth."""
+    phrase, answer = words(clean(truth)), said[0]
+    if len(said) > 1:
+        return False
+    return equal(truth, answer) or (phrase is not None and spoken.same_phrase(phrase, words(clean(answer)) or ""))
+
+
+def _sentence_is_right(truth: str, stated: list[str]) -> bool:
+    r"""True if the answer is a sentence, `\text{The answer is } 5`, that states the ground truth."""
+    sentence = spoken.boxed_sentence(stated[0]) if len(stated) == 1 else None
+    if sentence is None:
+        return False
+    if is_choice(truth) and (letters := spoken.chosen(sentence)):
+        return letters == [truth.strip()] or (len(letters) == 1 and equal(truth, letters[0]))
+    answers = _marked(sentence) or of_last_sentence(sentence)
+    return bool(answers) and equal(truth, ", ".join(answers))
 
 
 def _completed(stated: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlcli_verifiers.nouns import SCALES, noun
+from rlcli_verifiers.numerals import endless, periodic, with_bases, with_roots
 from rlcli_verifiers.units import unit as known_unit
 
 _MAX_INFIX = 8
@@ -82,6 +83,8 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\langle(?![A-Za-z])"), "("),
     (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\not\s*="), r"\\ne "),
+    (re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]"), r"\\\\ "),
+    (re.compile(r"^([(\[][^()\[\]]*[)\]])\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$"), r"\1"),  # a list as a column
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:dots|ldots|cdots)(?![A-Za-z])"), r"\\dots"),
 )
@@ -178,7 +181,7 @@ class Measure(NamedTuple):
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     r"""Normalise LaTeX: `\dfrac12` and `\tfrac 1 2` to `\frac{1}{2}`, `10{,}000` to `10000`; remove sizes."""
-    text = plain_characters(text).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = plain_characters(with_roots(periodic(endless(with_bases(text))))).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)

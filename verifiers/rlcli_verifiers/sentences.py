@@ -10,6 +10,7 @@ from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
 from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC
+from rlcli_verifiers.numerals import endless
 from rlcli_verifiers.values import FORMULA, Value, content, masked, value_at, values
 
 MAX_WORDS_AFTER = (2, 6)
@@ -20,7 +21,7 @@ MAX_SENTENCE_CHARS = 600
 
 _ANSWER = re.compile(
     r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
-    r"(?=\s*[:*]*\s*[-+−\d$\\]))|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
+    r"(?=\s*[:*]*\s*[-+−\d$\\]))|\bcorrect\s+(?:option|choice|letter)\s+is\b|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
 _ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now)\b[,:]?[\s*]*+)+", re.I)
@@ -137,6 +138,13 @@ _MAIN_CLAUSE = re.compile(
 """A condition that such a word follows is not the end of a sentence."""
 
 _VERB = re.compile(r"[A-Za-z]")
+
+_PUNCTUATION_INSIDE = re.compile(r"(?<![\\\s])([,;])[ ]?((?<!\\)\$|\\\))(?=[\s]|$)")
+
+
+def tidy(text: str) -> str:
+    r"""Move punctuation out of formulas, `$3,$ $5.$` to `$3$, $5$.`, and write repeating decimals as fractions."""
+    return endless(_PUNCTUATION_INSIDE.sub(r"\2\1", text))
 
 
 def statement(text: str) -> str | None:
