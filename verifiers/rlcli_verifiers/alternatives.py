@@ -40,11 +40,22 @@ _LISTED = re.compile(
 )
 _ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
 _CONDITIONAL = re.compile(
-    rf"{_CLOSED}(?:if|when|for|where|at)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
-    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|at|otherwise|else)\b)",
+    rf"{_CLOSED}(?:if|when|for|where|at)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)(?:\s+(?:else|otherwise),?)?\s(?=[\d$\\−-])"
+    rf"(?:(?<=else\s)|(?<=otherwise\s)|(?=[^.\n]{{1,40}}?\b(?:if|when|for|at|otherwise|else)\b))",
     re.IGNORECASE,
 )
 """Several answers by cases, "$48$ if $n$ is even and $24$ if $n$ is odd"."""
+_CASE = r"(?:if|when|assuming|provided|counting|including|excluding|unless|should|in\s+case)\b"
+_SUBJUNCTIVE = re.compile(r"\b(?:would|were|had|could|might|not|never|no|cannot)\b|n[’']t\b|[a-z]ed\s+\w+,", re.IGNORECASE)
+_OTHER_CASE = re.compile(
+    rf"{_CLOSED}(?:{_UNIT}{_CLOSED})?[.,;:]?\s*+[—–(]?\s*+(?:(?:or|but|and|while|although|though)\b,?\s+)?{_CASE}"
+    rf"(?P<case>[^.;\n$\d\\]{{1,{MAX_GAP_CHARS}}}?(?:,|\b(?:it|is|are|becomes?|get|gives?|then|have|it[’']s))\s+)(?=[\d$\\−-])",
+    re.IGNORECASE,
+)
+"""Another answer in another case: "$14$, or if we include zero, $15$"; but "(if we did, it would be $15$)" is a remark."""
+_CASE_IN_BRACKETS = re.compile(rf"{_CLOSED}(?:{_UNIT}{_CLOSED})?\(\s*+(?=[^()\n]{{1,{MAX_GAP_CHARS}}}?\b{_CASE})", re.IGNORECASE)
+"""The same in brackets, "14 (15 if zero counts)"."""
+_CASE_AFTER = re.compile(rf"\$?(?:\s+[a-z]+){{0,2}}\s+{_CASE}(?P<case>[^()\n]{{0,{MAX_GAP_CHARS}}})", re.IGNORECASE)
 _END_OF_ITEM = re.compile(r"[\s*_`)\]}.!]*(?:$|\n|[,;/~]|(?:or|and)\b)", re.IGNORECASE)
 _DOUBT = re.compile(
     rf"[^.;\n]{{0,{MAX_GAP_CHARS}}}?\b(?:maybe|perhaps|possibly|(?:could|might|may|can)\s+(?:also\s+|as\s+well\s+)?be|alternatively)\b{_FILLERS}",
@@ -104,7 +115,22 @@ def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
         other = value_at(text, at) or _letter_at(text, at)
         if other and (pattern is not _LISTED or not joiner["mark"] or _END_OF_ITEM.match(text, other.end)):
             return other
-    return None
+    return _in_other_case(text, start)
+
+
+def _in_other_case(text: str, start: int) -> Value | None:
+    """The number that a text states for another case than that of the answer before it."""
+    match = _OTHER_CASE.match(text, start)
+    if match and not _SUBJUNCTIVE.search(match["case"]):
+        other = value_at(text, match.end())
+    elif match := _CASE_IN_BRACKETS.match(text, start):
+        other = value_at(text, match.end())
+        case = _CASE_AFTER.match(text, other.end) if other else None
+        if case is None or _SUBJUNCTIVE.search(case["case"]):
+            return None
+    else:
+        return None
+    return None if other is None or other.is_name or re.search("[=<>]", other.content) else other
 
 
 def _letter_at(text: str, at: int) -> Value | None:

@@ -24,6 +24,9 @@ _IN_BASE = re.compile(
     rf"(?<=[0-9A-F)])\s*(?:{_TEXT}\{{)?\s*\(?\s*(?:in\s+)?base[\s-]+\}}?\s*\$?(?P<base>\d{{1,2}}|{_WORD})\$?\s*\)?\s*\}}?(?!\s*\d)",
     re.IGNORECASE,
 )
+BASE_AFTER = re.compile(rf"\s*\(?\s*(?:in\s+)?base[\s-]+\$?(?:\d{{1,2}}|{_WORD})\$?\s*\)?", re.IGNORECASE)
+"""The base after a numeral in prose."""
+
 _UPRIGHT = re.compile(rf"{_TEXT}\{{\s*([0-9A-F]+)\s*\}}(?=\s*_)")
 _PREFIX = re.compile(r"0(?P<kind>[xb])(?P<digits>[0-9A-Fa-f]+)")
 

@@ -10,11 +10,14 @@ from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
 from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC
-from rlcli_verifiers.numerals import endless
+from rlcli_verifiers.numerals import BASE_AFTER, endless
 from rlcli_verifiers.values import FORMULA, Value, content, masked, value_at, values
 
 MAX_WORDS_AFTER = (2, 6)
 """Maximum number of words after the value of a sentence without a full stop, which may be cut off; after an "="."""
+
+MAX_LIST_LINES = 20
+"""Maximum number of lines of a list at the end."""
 
 MAX_SENTENCE_CHARS = 600
 """Maximum length of a last sentence that is read."""
@@ -137,6 +140,19 @@ _MAIN_CLAUSE = re.compile(
 )
 """A condition that such a word follows is not the end of a sentence."""
 
+_CONCLUDES = re.compile(
+    r"[,;:]?\s(?:so(?!\s+(?:many|much|far|that|on|long|few|little)\b)|thus|therefore|hence|leaving|making|giving"
+    r"|which\s+(?:means|makes|gives|leaves|leads\s+to|results\s+in)|(?:and|then)\s+(?:(?:so|thus|hence|therefore)\b"
+    r"|(?:then\s+)?(?:earns?|makes?|gets?|pays?|needs?|spends?|saves?|has|have|owes?|receives?)\b))\b"
+)
+"""Words that begin the conclusion of a sentence."""
+
+_UNSOLVED = re.compile(r"-?\d*(?:/\d+)?\s*\*?[A-Za-z](?:\^\{?2\}?|²)?\s*(?:[-+−]\s*\d+)?")
+"""The left side of an equation that is not solved, `2x = 10`, `x + 2 = 5`."""
+
+_LISTED = re.compile(r"\s*(?:[-*•+]|\d{1,2}[.)])\s+(?P<item>\S.*)")
+_LIST_HEAD = re.compile(r".*\b(?:are|roots|solutions|answers|values)\b[^\n]*:[\s*_]*", re.IGNORECASE)
+
 _VERB = re.compile(r"[A-Za-z]")
 
 _PUNCTUATION_INSIDE = re.compile(r"(?<![\\\s])([,;])[ ]?((?<!\\)\$|\\\))(?=[\s]|$)")
@@ -205,6 +221,8 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
             return [last_side(content(formula))]
     if alone and "\n" in text.strip():
         return []
+    if not alone and (listed := _of_last_lines(text)):
+        return listed
     last = (last_line(text) or "").strip("*_` ").rstrip("*_` .")
     if formula := FORMULA.fullmatch(last):
         return [last_side(content(formula))]
@@ -213,6 +231,19 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
         return []
     body = measured(clean(plain)).body
     return [plain] if any(number(reading) for reading in with_thousands(body)) else []
+
+
+def _of_last_lines(text: str) -> list[str]:
+    """The values of a list at the end, one a line, that a line like "The roots are:" introduces."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    items = list[str]()
+    while lines and len(items) < MAX_LIST_LINES and (listed := _LISTED.fullmatch(lines[-1])):
+        items.insert(0, listed["item"].rstrip(" .,;"))
+        lines.pop()
+    if len(items) < 2 or not lines or not _LIST_HEAD.fullmatch(lines[-1]):
+        return []
+    answers = [of_last_line(item, alone=True) for item in items]
+    return [answer for each in answers for answer in each] if all(answers) else []
 
 
 def of_last_sentence(text: str) -> list[str]:
@@ -237,7 +268,7 @@ def of_last_sentence(text: str) -> list[str]:
         return _stated_word(prose)
     if _compares(prose[:end], stated):
         return []
-    value = _only(stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
+    value = _only(stated) or _concluded(prose, stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
     if value is None or not _is_asserted(sentence, prose, value):
         return []
     answer, *others = of_sentence(sentence[value.start :]) or [""]
@@ -306,6 +337,16 @@ def _only(stated: list[Value]) -> Value | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
+def _concluded(prose: str, stated: list[Value]) -> Value | None:
+    """The only value of the clause that ends a sentence with a conclusion, "eats $7$, so he has 5 left"."""
+    for conclusion in reversed(list(_CONCLUDES.finditer(prose))):
+        after = [value for value in stated if value.start >= conclusion.end()]
+        if after:
+            is_conclusion = any(value.end <= conclusion.start() for value in stated)
+            return _only(after) if is_conclusion and not all(value.is_name for value in after) else None
+    return None
+
+
 def _last_equated(sentence: str, prose: str, stated: list[Value]) -> Value | None:
     """The formula with the last "=", or the value after the last "is" or "are", whichever comes later."""
     equated = [(sentence.rfind("=", value.start, value.end), value) for value in stated]
@@ -358,7 +399,9 @@ def last_side(text: str) -> str:
     is_statement_of_numbers = all(number(clean(side)) for side in sides)
     has_value = bool(sides[-1]) and not _UNKNOWN.search(_LATEX_WORDS.sub(" ", sides[-1]))
     unknowns = set(_UNKNOWN.findall(_LATEX_WORDS.sub(" ", sides[0])))
-    is_named = len(sides) == 2 and (len(unknowns) > 1 or _NAMED.fullmatch(f"{sides[0]}="))
+    is_named = len(sides) == 2 and (
+        len(unknowns) > 1 or _NAMED.fullmatch(f"{sides[0]}=") or _UNSOLVED.fullmatch(sides[0])
+    )
     return sides[-1] if len(sides) > 1 and has_value and not (is_statement_of_numbers or is_named) else last
 
 
@@ -382,6 +425,8 @@ def _with_unit(answer: str, rest: str, end: int) -> tuple[str, int]:
     word = _NEXT_WORD.match(words)
     if _CONTINUES.match(following):
         return rest.strip(' .*`"'), len(rest)
+    if based := BASE_AFTER.match(following):
+        return answer + based[0], end + based.end()
     if not word:
         return answer, end
     words = _EXTENT.sub("", words)  # "2.5 centimeters long"

@@ -22,11 +22,11 @@ _CHOICE_STATED = tuple(
         rf"\b{_NOUN}\s*{_IS}[\s:]*(?:therefore|thus|then|simply)?[\s,:]*(?:{_NOUN}\s*)?(?-i:{_LETTER})(?!\s+[a-z]+s\b)",
         rf"\b{_NOUN}\s*(?-i:{_LETTER})\s*(?:is|must\s+be)\s+(?:therefore\s+|thus\s+|indeed\s+)?(?:the\s+)?"
         rf"(?:correct|right|answer|true|best|solution|only\s+(?:correct|right))",
-        rf"\b(?:choose|pick|select|matches|match|(?:corresponds?|equal|equals|belongs?|leads?)\s+to|which\s+is|that\s+is|is|it's"
+        rf"\b(?:choose|pick|select|match(?:es)?|with|(?:corresponds?|equal|equals|belongs?|leads?)\s+to|which\s+is|that\s+is|is|it's"
         rf"|means)\s+(?:the\s+)?(?:{_NOUN}\s*)(?-i:{_LETTER})",
         rf"\b(?:I|we)\s+(?:choose|pick|select)\s+(?-i:{_LETTER})",
         rf"^(?:so|thus|hence|therefore|finally)\b[\s,:]*(?:it\s+is\s+|it's\s+)?(?:{_NOUN}\s*)?(?-i:{_LETTER})\W*$",
-        rf"^\W{{0,4}}(?-i:{_LETTER})(?:[.:]?\W*$|(?:(?<=\))|[.:])\s*(?!.*\b[A-J][).:])\S.*$)",
+        rf"^\W{{0,4}}(?-i:{_LETTER})(?:[.:]?\W*$|(?:(?<=\))|\s?[.:])\s*(?!.*\b[A-J][).:])\S.*$)",
     )
 )
 """Statements of a choice in a sentence without markup."""
@@ -62,7 +62,7 @@ _YES = re.compile(r"\W*(?:(?:so|thus|hence|therefore)\W+)?(?P<word>yes|no)\b(?=\
 
 _GENERIC_NOUNS = (
     "function number integer triangle curve graph sequence series angle relation conic section shape quadrilateral"
-    " polygon figure matrix event events vectors lines set direction one statement value"
+    " polygon figure matrix event events vectors lines set direction one statement value option"
 )
 _GENERIC = re.compile(rf"\s+(?:{'|'.join(_GENERIC_NOUNS.split())})$")
 _ARTICLE = re.compile(r"^(?:an?|the)\s+")
