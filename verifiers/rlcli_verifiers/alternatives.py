@@ -80,7 +80,7 @@ _TAKEN_BACK = re.compile(
     r"\b(?:no|not|wait|actually|rather|instead|sorry|correction|mistake|wrong|incorrect|check)\b", re.IGNORECASE
 )
 _CORRECTED = re.compile(
-    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry)\b[,:.;—–-]*"
+    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry|no(?=,?\s+(?:it|that|the\s+answer)\b))\b[,:.;—–-]*"
     r"(?:\s*\b(?:no|it|its|it's|is|should|must|be|that|the|answer|so|actually|make|to)\b[,:.]*)*\s*"
     r"(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d)(?=\s*(?:[.!;\n]|$|instead\b))",
     re.IGNORECASE | re.ASCII,

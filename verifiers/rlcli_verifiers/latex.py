@@ -21,6 +21,7 @@ from rlcli_verifiers.notation import (
     words,
 )
 from rlcli_verifiers.numerals import without_modulus
+from rlcli_verifiers.quantities import same_clock, same_date, same_in_other_units, same_ratio, same_sum
 from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
@@ -115,6 +116,8 @@ def equal(gold: str, answer: str) -> bool:
     (gold, modulus), (answer, other_modulus) = without_modulus(gold), without_modulus(answer)
     if modulus and other_modulus and modulus != other_modulus:
         return False
+    if same_sum(gold, answer):
+        return True
     if any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer)):
         return True
     return reals.same(gold, answer)
@@ -208,6 +211,8 @@ def _same_item(gold: str, answer: str) -> bool:
     is_same_choice = _same_choice(gold, answer)
     if is_same_choice is not None:
         return is_same_choice
+    if same_date(gold, answer):
+        return True
     phrase = words(gold)
     if phrase is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
         return phrase == words(answer)
@@ -220,7 +225,7 @@ def _same_item(gold: str, answer: str) -> bool:
     if span or other:
         return False
     if ":" in gold or ":" in answer:
-        return _same_time(gold, answer)
+        return _same_time(gold, answer) or same_clock(gold, answer) or same_ratio(gold, answer)
     return _same_quantity(measured(gold), measured(answer))
 
 
@@ -239,11 +244,18 @@ def _spans(gold: str, answer: str) -> tuple[Span | None, Span | None]:
     """Both texts as points or intervals; a vector is one beside a point or another notation of vectors."""
     span, other = _span(gold), _span(answer)
     if span or other:
-        return span or _vector(gold), other or _vector(answer)
+        sides = span or _vector(gold), other or _vector(answer)
+        is_beside_vector = None in (span, other)  # so `[1, 2]` is a vector too
+        return (_as_vector(sides[0]), _as_vector(sides[1])) if is_beside_vector else sides
     if "matrix" in gold and "matrix" in answer:
         return None, None
     vector, other_vector = _vector(gold), _vector(answer)
     return (vector, other_vector) if vector and other_vector else (None, None)
+
+
+def _as_vector(span: Span | None) -> Span | None:
+    is_closed = span is not None and (span.opening, span.closing, span.name) == ("[", "]", "")
+    return Span("(", span.parts, ")") if span and is_closed else span
 
 
 def _same_span(gold: Span, answer: Span) -> bool:
@@ -407,7 +419,9 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
     if not agree(gold.unit, answer.unit):
-        return False
+        amounts = number(gold.body), number(answer.body)
+        is_plain = None not in amounts and not (gold.percent or answer.percent)
+        return is_plain and same_in_other_units(amounts[0][0], gold.unit, amounts[1][0], answer.unit)
     if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))

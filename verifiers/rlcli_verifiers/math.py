@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import spoken, symbolic
 from rlcli_verifiers.alternatives import corrected, joined_before, last_boxes, offered
-from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
+from rlcli_verifiers.answer_words import foreign_statements
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, last_line, no_answer, tags
 from rlcli_verifiers.latex import equal, is_choice
 from rlcli_verifiers.notation import clean, words
 from rlcli_verifiers.sentences import last_sentence, of_last_line, of_last_sentence, of_sentence, statement, tidy
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
+
+_DENIED_BEFORE = re.compile(r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE)
+"""Words before a box that is not the answer, "not $\\boxed{42}$"."""
+
+_DECIMAL_COMMA = re.compile(r"\D{0,4}\d+,\d+\D{0,40}")
 
 TAIL_CHARS = 8000
 """The answer is searched in this many characters at the end of a response."""
@@ -38,18 +46,23 @@ def verify(request: VerifyRequest) -> Verdict:
         return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
     right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
-    return judged(right or _sentence_is_right(truth, stated), answer)
+    return judged(right or _sentence_is_right(truth, stated) or _local_is_right(truth, tail, stated), answer)
 
 
 def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
     """The choice or the word that a text states, if the ground truth is one; none if a box or the like states it."""
     if is_choice(truth):
-        return [] if any(map(is_choice, stated)) else spoken.chosen(last_sentence(text))
+        return [] if any(map(is_choice, stated)) else _chosen(text)
     if words(clean(truth)) is None:
         return []
     if _marked(text) or tags(text):
         return stated if len(stated) == 1 else []
     return spoken.ending(last_sentence(text))
+
+
+def _chosen(text: str) -> list[str]:
+    """The choice that the last sentence, else the last line, states."""
+    return spoken.chosen(last_sentence(text)) or spoken.chosen(last_line(text) or "")
 
 
 def _is_said(truth: str, said: list[str]) -> bool:
@@ -58,6 +71,14 @@ def _is_said(truth: str, said: list[str]) -> bool:
     if len(said) > 1:
         return False
     return equal(truth, answer) or (phrase is not None and spoken.same_phrase(phrase, words(clean(answer)) or ""))
+
+
+def _local_is_right(truth: str, text: str, stated: list[str]) -> bool:
+    """True for a right ratio in words, "3 to 4", and a right decimal comma in a text that is not in English."""
+    if len(stated) == 2 and ":" in truth and f"{stated[0]} to {stated[1]}" in text:
+        return equal(truth, ":".join(stated))
+    is_local = len(stated) == 1 and _DECIMAL_COMMA.fullmatch(stated[0]) and foreign_statements(text)
+    return bool(is_local) and equal(truth, stated[0].replace(",", "."))
 
 
 def _sentence_is_right(truth: str, stated: list[str]) -> bool:
@@ -112,7 +133,7 @@ def extract(text: str) -> list[str]:
 
 def _marked(text: str) -> list[str]:
     """The answer in the last box, else after the last "the answer is"; or in a correction after it."""
-    marked = boxes(text)
+    marked = [box for box in boxes(text) if not _DENIED_BEFORE.search(text, max(0, box[0] - 40), box[0])]
     rest = text[marked[-1][1] :] if marked else statement(text)
     if rest is None:
         return []

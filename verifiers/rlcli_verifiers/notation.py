@@ -67,7 +67,7 @@ _OVERLINED = re.compile("((?:\\d\u0305)+)")
 _MICRO = re.compile("[µμ](?=[mgslAVFWJ](?![a-z]))")
 """A prefix of a unit, which `units.py` reads; any other mu is a Greek letter."""
 
-_UNIT_SIGNS = frozenset("Ω€£¥¢")
+_UNIT_SIGNS = frozenset("Ω€£¥¢₹")
 
 _SWITCHES = (
     "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily"
@@ -78,13 +78,17 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:bm|pmb|mathsf|mathtt|mathnormal|ensuremath|mathop|mathrel|mathord)(?=\s*\{)"), r"\\mathrm"),
     (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1\\text{ \2}"),
     (re.compile(r"\\[lr]?vert(?![A-Za-z])"), "|"),
+    (re.compile(r"\\colon(?![A-Za-z])|\{:\}|\\!:\\!"), ":"),
+    (re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),  # a decimal comma
+    (re.compile(r"^\s*(?:\\text\s*\{\s*)?Rs\.?\s*\}?\s*(?=\d)"), "₹"),
+    (re.compile(r"(?<![\d.,])(\d{1,3})\.(\d{3}),(\d{1,2})(?![\d,.])"), r"\1\2.\3"),  # 1.234,50
+    (re.compile(r"^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$"), r"(\1)"),  # a column
     (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
     (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
     (re.compile(r"\\langle(?![A-Za-z])"), "("),
     (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\not\s*="), r"\\ne "),
     (re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]"), r"\\\\ "),
-    (re.compile(r"^([(\[][^()\[\]]*[)\]])\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$"), r"\1"),  # a list as a column
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:dots|ldots|cdots)(?![A-Za-z])"), r"\\dots"),
 )
@@ -117,6 +121,10 @@ _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf)|mbox|boldsymbol|underline)\s*\{([^{}]*)\}"
 )
 _ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|\s]*\}(.*?)\\end\{array\}\s*[)\]]")
+_ROW = re.compile(r"\[\s*([^\[\]()]*,[^\[\]()]*)\]")
+_ROWS = re.compile(r"\s*\[\s*\[[^\[\]()]*,[^\[\]()]*\](?:\s*,\s*\[[^\[\]()]*,[^\[\]()]*\])+\s*\]\s*")
+"""A matrix as a list of its rows, `[[1, 2], [3, 4]]`."""
+
 _MONEY_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|mathrm|mbox)\s*\{[^{}]*\}")
 _ASCII_NAMES = {"inf": "infty", "infinity": "infty", "oo": "infty"}
 _ASCII_NAME = re.compile(
@@ -154,13 +162,13 @@ _POWER_OF_UNIT = r"\^\s*+(?:\d|\{\s*+-?\d\s*+\})"
 # What may be the unit after a quantity: pieces of text, or plain words.
 _TEXT_TAIL = re.compile(rf"\s*+{_GROUP}(?:\s*+(?:{_GROUP}|{_POWER_OF_UNIT}|/|\\cdot(?![A-Za-z])))*+\s*+$")
 _WORD_TAIL = re.compile(
-    rf"(?<![A-Za-z\\µμ])(?:\s*+(?:[A-Za-zµμ]++|[＄€£¥¢]|{_POWER_OF_UNIT}|[./'’-]|\*(?!\*)|\\cdot(?![A-Za-z])))++\s*+$"
+    rf"(?<![A-Za-z\\µμ])(?:\s*+(?:[A-Za-zµμ]++|[＄€£¥₹¢]|{_POWER_OF_UNIT}|[./'’-]|\*(?!\*)|\\cdot(?![A-Za-z])))++\s*+$"
 )
 _UNIT_FRACTION = re.compile(
     rf"(?<=[\d}}\s,;!])\\frac\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\s*$"
 )
 _ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\(?:text|mathrm|mbox)\s*\{)?\s*(?:st|nd|rd|th)\s*\}*$")
-_MONEY = re.compile(r"^(-?)\s*([＄£€¥])\s*(?=[-.\d\\({])")
+_MONEY = re.compile(r"^(-?)\s*([＄£€¥₹])\s*(?=[-.\d\\({])")
 _USD = re.compile(r"^(-?)\s*\\text\{\s*(?:USD|US\s*＄)\s*\}")
 _APPROXIMATE = re.compile(r"^\s*(?:\\approx|≈|\\text\{\s*(?:about|approximately)\s*\}|about |approximately )\s*")
 
@@ -187,6 +195,9 @@ def clean(text: str) -> str:
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
+    if _ROWS.fullmatch(text):
+        rows = r"\\".join(row.replace(",", "&") for row in _ROW.findall(text))
+        text = rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}"
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if wrapped := _WRAPPED.fullmatch(text):
@@ -225,9 +236,9 @@ def _plain_character(character: str) -> str:
 
 def _without_styles(text: str) -> str:
     r"""Remove colours and sizes; turn `{3 \over 4}` into `\frac{3}{4}`, `{5 \choose 2}` into `\binom{5}{2}`."""
+    for pattern, replacement in _STYLES:
+        text = pattern.sub(replacement, text)
     if "\\" in text:
-        for pattern, replacement in _STYLES:
-            text = pattern.sub(replacement, text)
         for _ in range(_MAX_INFIX):
             infix = _INFIX.search(text)
             if infix is None:
@@ -400,7 +411,7 @@ def _without_unit(text: str) -> tuple[str, str]:
     """Remove the unit or noun at the end; returns the text and that unit. A scale ("million") is multiplied."""
     for pattern in (_TEXT_TAIL, _WORD_TAIL):
         tail = pattern.search(text)
-        if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥¢]", tail[0]):
+        if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥₹¢]", tail[0]):
             continue
         is_text = pattern is _TEXT_TAIL
         phrase, body = re.sub(_GROUP, r" \1 ", tail[0]) if is_text else tail[0], text[: tail.start()].strip()

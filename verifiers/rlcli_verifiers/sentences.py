@@ -10,7 +10,7 @@ from rlcli_verifiers.answers import last_line
 from rlcli_verifiers.latex import MAX_CHARS
 from rlcli_verifiers.notation import clean, measured, number, split, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC
-from rlcli_verifiers.numerals import BASE_AFTER, endless
+from rlcli_verifiers.numerals import BASE_AFTER, endless, without_modulus
 from rlcli_verifiers.values import FORMULA, Value, content, masked, value_at, values
 
 MAX_WORDS_AFTER = (2, 6)
@@ -27,7 +27,7 @@ _ANSWER = re.compile(
     r"(?=\s*[:*]*\s*[-+−\d$\\]))|\bcorrect\s+(?:option|choice|letter)\s+is\b|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
-_ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now)\b[,:]?[\s*]*+)+", re.I)
+_ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now|equal\s+to|donc|also|somit|daher|alors|entonces|por\s+(?:lo\s+)?tanto|portanto|quindi|dunque|dus|så|więc)\b[,:]?[\s*]*+)+", re.I)
 _CHOICE_B = re.compile(r"^\W{0,4}B\**\s*[:.)]", re.MULTILINE)
 _COMMENT = re.compile(r"(?:correct|right|clear|obvious|reasonable|valid|consistent|sensible|as\s+follows)\b", re.I)
 _NUMBER_AND_UNIT = re.compile(
@@ -82,15 +82,22 @@ _CLOSING_WORDS = re.compile(
 """A closing sentence after the answer."""
 
 _UNSURE = re.compile(
-    r"\b(?:maybe|perhaps|possibly|probably|guess|unsure|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
+    r"\b(?:maybe|perhaps|possibly|probably|guess|unsure|not\s+(?:sure|certain)|no\s+idea|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
     r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|next|first\s+(?:find|compute|we))\b|\?",
     re.IGNORECASE,
 )
 """A sentence with such a word states no answer."""
 
+_CUT_OFF = re.compile(
+    r"\b(?:and|or|so|then|which|because|since|but|we|to|of|the|by|with|for|is|are|a|an|from|need|add|subtract|multiply)\b[^\0]*$",
+    re.IGNORECASE,
+)
+"""The end of a sentence that has no full stop and goes on after its value."""
+
 _STARTS_UNSURE = re.compile(r"[^\w$\\]*(?:or|note|notice|recall|observe|remember)\b", re.IGNORECASE)
 
-_NEGATED_BEFORE = re.compile(r"(?:\b(?:not|never|no|nor|cannot)\b|n[’']t\b)(?:\W+\w+){0,2}\W*$", re.IGNORECASE)
+_NEGATED_BEFORE = re.compile(r"(?:\b(?:not|never|no|nor|cannot|nicht|kein\w*|pas|nie|niet|ikke|inte|não|nem|не)\b|n[’']t\b|\bno\s+es\b|\bnon\s+è\b|不|没)"
+    r"(?:\W+\w+){0,2}\W*(?:是)?\W*$", re.IGNORECASE)
 _NEGATED_AFTER = re.compile(
     r"\b(?:is|are|was|were|can|could|does|do|seems?)\s*(?:n[’']t|not|wrong|incorrect|false|impossible|too)\b"
     r"|\b(?:cannot|wrong|incorrect|impossible)\b|n[’']t\s+(?:right|correct|it)\b|,\s*not\b",
@@ -229,6 +236,8 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
     plain = _NAMED.sub("", last, count=1) if _NAMED.match(last) else last
     if len(plain) > MAX_CHARS or _LIST_ITEM.match(plain) or len(plain.split()) > 4:
         return []
+    if without_modulus(clean(plain))[1]:
+        return [plain]
     body = measured(clean(plain)).body
     return [plain] if any(number(reading) for reading in with_thousands(body)) else []
 
@@ -379,7 +388,9 @@ def _is_asserted(sentence: str, prose: str, value: Value) -> bool:
     """True if a sentence is complete, and states a value without changing or denying it."""
     prefix, suffix = prose[: value.start], prose[value.end :]
     most_words = MAX_WORDS_AFTER[1 if "=" in value.content else 0]
-    is_complete = re.search(r"[.!][\"')\]*_]*$", prose) or len(suffix.split()) <= most_words
+    is_complete = re.search(r"[.!。][\"')\]*_]*$", prose) or (
+        len(suffix.split()) <= most_words and not _CUT_OFF.search(suffix)
+    )
     is_denied = _NEGATED_BEFORE.search(prefix) or _NEGATED_AFTER.search(suffix)
     is_related = re.search(r"\bor\W*$", prefix) or _RELATED_BEFORE.search(prefix)
     contrast = _CONTRAST.search(suffix)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from rlcli_verifiers.units import unit
 from rlcli_verifiers.values import masked
 
 MAX_CHARS = 600
@@ -25,7 +26,7 @@ _CHOICE_STATED = tuple(
         rf"\b(?:choose|pick|select|match(?:es)?|with|(?:corresponds?|equal|equals|belongs?|leads?)\s+to|which\s+is|that\s+is|is|it's"
         rf"|means)\s+(?:the\s+)?(?:{_NOUN}\s*)(?-i:{_LETTER})",
         rf"\b(?:I|we)\s+(?:choose|pick|select)\s+(?-i:{_LETTER})",
-        rf"^(?:so|thus|hence|therefore|finally)\b[\s,:]*(?:it\s+is\s+|it's\s+)?(?:{_NOUN}\s*)?(?-i:{_LETTER})\W*$",
+        rf"^(?:(?:so|thus|hence|therefore|finally)\b[\s,:]*(?:it\s+is\s+|it's\s+)?(?:{_NOUN}\s*)?|{_NOUN}\s*)(?-i:{_LETTER})\W*$",
         rf"^\W{{0,4}}(?-i:{_LETTER})(?:[.:]?\W*$|(?:(?<=\))|\s?[.:])\s*(?!.*\b[A-J][).:])\S.*$)",
     )
 )
@@ -40,19 +41,23 @@ _BEFORE_OTHER = re.compile(r"\b(?:or|and|either|both)\W*(?:\w+\W+)?$|[,/&]\W*$",
 _DENIED = re.compile(
     r"\b(?:not|never|no|nor|neither|cannot|wrong|incorrect|false|except|unless|if|either|maybe|perhaps|possibly|probably"
     r"|might|may|could|guess|unsure|unclear|assum\w+|suppos\w+|whether|rather|started|began|begins|starts|initially"
-    r"|originally|first|before|after)\b|n[’']t\b|\?",
+    r"|originally)\b|n[’']t\b|\?",
     re.IGNORECASE,
 )
 """Words of a sentence that denies, doubts or delays what it ends with."""
 
 _VERB = (
     r"(?:is|are|be|becomes?|remains?|was|were|facing|faces|represents?|describes?|(?:we|I)\s+(?:get|have|obtain)|falls?\s+on|lands?\s+on"
-    r"|it[’']s|that[’']s|forms?|called|point(?:s|ing)|on)"
+    r"|[Ii]t[’']s|[Tt]hat[’']s|forms?|called|point(?:s|ing)|on)"
 )
 _ADVERB = r"(?:therefore|thus|hence|indeed|clearly|always|now|simply|exactly|in\s+fact|due|called|named|definitely|also|on|to)"
 _ENDS_IN = re.compile(
     rf"\b{_VERB}\s+(?:{_ADVERB}\s+)*[*_\"'“]*(?:(?:an?|the)\s+)?[*_\"'“]*(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){{0,2}})[*_\"'”]*"
     r"(?:,\s*(?:not|and\s+not|rather\s+than)\s[^.!?\0]{1,30})?[.!]?[*_\"'”]*$"
+)
+_DATE = re.compile(
+    r"\b(?P<phrase>(?:\d{1,2}(?:st|nd|rd|th)?\s+(?:of\s+)?)?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+    r"(?:\s+\d{1,2}(?:st|nd|rd|th)?)?(?:,?\s+\d{4})?)[*_.!\s]*$"
 )
 _WHOLE = re.compile(
     r"[*_#>\s]*(?:(?:an?|the)\s+)?(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){0,2})[*_.!\s]*", re.IGNORECASE
@@ -111,7 +116,7 @@ def ending(sentence: str) -> list[str]:
     prose = masked(sentence)
     if match := _YES.match(prose):
         return [match["word"]]
-    match = _WHOLE.fullmatch(prose) or _last_clause(prose)
+    match = _DATE.search(prose) or _last_clause(prose) or _WHOLE.fullmatch(prose)
     if not match or _ALTERNATIVE.search(match["phrase"]):
         return []
     before = prose[: match.start("phrase")]
@@ -149,7 +154,7 @@ def boxed_sentence(content: str) -> str | None:
     parts, start = list[str](), 0
     for group in _GROUPS.finditer(content):
         formula = content[start : group.start()].strip(" ~.")
-        if _WORDS.match(group[1]):
+        if _WORDS.match(group[1]) and not (formula and unit(group[1], True)):
             parts += [f" ${formula}$ " if formula else "", group[1]]
             start = group.end()
     formula = content[start:].strip(" ~.")
