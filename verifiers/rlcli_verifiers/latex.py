@@ -64,9 +64,12 @@ _LABEL = re.compile(
 _ANY_LABEL = re.compile(r"(?<![A-Za-z\\])\(?[A-J]\s*[).]|(?<![A-Za-z\\])[A-J](?![A-Za-z])\s*$")
 _COORDINATE = re.compile(r"([A-Za-z](?:_\{?\d\}?)?)\s*=\s*(.+)")
 _LABELLED_POINT = re.compile(
-    r"(?:[A-Z](?:_\{?\w\}?|')?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
+    r"(?:[A-Z](?:_\{?\w\}?|')?|(?:\\text\s*\{\s*)?(?:[Tt]he )?[Pp]oint\s*\}?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
 )
 _COLUMN = re.compile(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}")
+_NAMED_SET = re.compile(r"^[A-Z]\s*=\s*(?=\\\{)")
+_POINT_OF_BOTH_SIGNS = re.compile(r"\\pm\s*\(([^()]*,[^()]*)\)")
+_NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:\s*,\s*[A-Za-z])+)\)\s*=\s*\(([^()]*)\)")
 _AXES = ("i", "j", "k")
 _AXIS = r"(?:\\(?:hat|vec|mathbf|bold|boldsymbol)\s*\{?\s*(?:\\[ij]math|[ijk])\s*\}?|[ijk])"
 _VECTOR_SUM = re.compile(rf"\s*([-+]?\s*[^-+ijk]*?)\s*\*?({_AXIS})(?![A-Za-z])")
@@ -174,6 +177,12 @@ def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
 
 def _as_points(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
     """`x = 3, y = 4` as the point `(3, 4)`, if the other side is one point."""
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if len(one) > 1 and len(other) == 1 and (named := _NAMED_TUPLE.fullmatch(other[0])):
+            pairs = list(zip(named[1].split(","), named[2].split(","), strict=False))
+            if len(pairs) == len(one) == named[2].count(",") + 1:
+                items = [f"{name.strip()}={value.strip()}" for name, value in pairs]
+                return (one, items) if one is ours else (items, one)
     if len(theirs) == 1 and _span(theirs[0]):
         return _point(ours) or ours, theirs
     if len(ours) == 1 and _span(ours[0]):
@@ -192,17 +201,35 @@ def _point(items: list[str]) -> list[str] | None:
 def _items(text: str) -> list[str]:
     """The elements of a list, set or union; any other text is its own only element."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
+    text = _NAMED_SET.sub("", text, count=1)
+    if squeezed(text) == r"\{\emptyset\}":
+        return [text]
     if text.startswith(r"\{") and text.endswith(r"\}") and mask(text[1:-2] + text[-1]).strip("\0") == "":
         text = text[2:-2]
     elif text.startswith("{") and text.endswith("}") and "\0" * len(text) == mask(text):
         text = text[1:-1]
     items: list[str] = []
     for item in split(text, _LIST):
-        if len(_PLUS_MINUS.findall(item)) == 1:
+        if both := _both_signs(item):
+            items += both
+        elif len(_PLUS_MINUS.findall(item)) == 1:
             items += [_PLUS_MINUS.sub(sign, item) for sign in "+-"]
         elif item:
             items.append(item)
     return items or [text]
+
+
+def _both_signs(item: str) -> list[str]:
+    r"""The two points that `\pm(1, -1)` and `(\pm1, \mp1)` stand for; none for any other text."""
+    if point := _POINT_OF_BOTH_SIGNS.fullmatch(item):
+        parts = split(point[1], re.compile(","))
+        return [f"({point[1]})", f"({','.join(f'-({part})' for part in parts)})"]
+    if item.startswith("(") and r"\pm" in item and r"\mp" in item:
+        return [
+            item.replace(r"\pm", upper).replace(r"\mp", lower).replace("(+", "(").replace(",+", ",").replace(", +", ",")
+            for upper, lower in ("+-", "-+")
+        ]
+    return []
 
 
 def _same_item(gold: str, answer: str) -> bool:
@@ -418,12 +445,16 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 
 
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
-    if not agree(gold.unit, answer.unit):
+    if not agree(gold.unit, answer.unit) and {gold.unit, answer.unit} != {"deg", "rad"}:
         amounts = number(gold.body), number(answer.body)
         is_plain = None not in amounts and not (gold.percent or answer.percent)
         return is_plain and same_in_other_units(amounts[0][0], gold.unit, amounts[1][0], answer.unit)
     if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
+    if _is_angle(gold, answer):
+        return symbolic.same(rf"({gold.body})\cdot\frac{{\pi}}{{180}}", answer.body)
+    if _is_angle(answer, gold):
+        return symbolic.same(gold.body, rf"({answer.body})\cdot\frac{{\pi}}{{180}}")
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
     if base or other_base:
         bare = not (gold.unit or answer.unit or gold.percent or answer.percent)
@@ -444,6 +475,12 @@ def _same_quantity(gold: Measure, answer: Measure) -> bool:
         if body != answer.body:
             return _same_quantity(gold, Measure(body, False, gold.unit, answer.approximate))
     return symbolic.same(gold.body, answer.body)
+
+
+def _is_angle(degrees: Measure, radians: Measure) -> bool:
+    r"""True if one is in degrees and the other, a multiple of `\pi`, may only be in radians."""
+    is_multiple = r"\pi" in radians.body or radians.unit == "rad"
+    return degrees.unit == "deg" and radians.unit in ("", "rad") and is_multiple and r"\pi" not in degrees.body
 
 
 def _is_rounded(gold: Measure, decimals: int) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 from rlcli_verifiers.nouns import SCALES, noun
-from rlcli_verifiers.numerals import endless, periodic, with_bases, with_roots
+from rlcli_verifiers.numerals import endless, periodic, spelled, with_bases, with_roots
 from rlcli_verifiers.units import unit as known_unit
 
 _MAX_INFIX = 8
@@ -72,7 +73,7 @@ _UNIT_SIGNS = frozenset("Ω€£¥¢₹")
 _SWITCHES = (
     "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily"
 )
-_STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
+_STYLES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[\w+\])?\s*\{[^{}]*\}"), " "),
     (re.compile(rf"\\(?:{_SWITCHES.replace(' ', '|')})(?![A-Za-z])"), " "),
     (re.compile(r"\\(?:bm|pmb|mathsf|mathtt|mathnormal|ensuremath|mathop|mathrel|mathord)(?=\s*\{)"), r"\\mathrm"),
@@ -83,6 +84,14 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^\s*(?:\\text\s*\{\s*)?Rs\.?\s*\}?\s*(?=\d)"), "₹"),
     (re.compile(r"(?<![\d.,])(\d{1,3})\.(\d{3}),(\d{1,2})(?![\d,.])"), r"\1\2.\3"),  # 1.234,50
     (re.compile(r"^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$"), r"(\1)"),  # a column
+    (re.compile(r"(?:\\(?:checkmark|blacksquare|square|qed|Box)(?![A-Za-z])|[✓✔∎■□\s])+$|(?:\\\\)\s*$"), ""),
+    (re.compile(r"^(-?\d{1,3}(?: \d{3})+)(?=(?:\.\d+)?$)"), lambda match: match[0].replace(" ", "")),
+    (
+        re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*(?:\{|\()?\s*(\d{1,4})\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\}|\))?"),
+        r"\\\1\\left(\\frac{\2\\pi}{180}\\right)",
+    ),
+    (re.compile(r"^(?=\])\]([^\[\]()]+[,;][^\[\]()]+)([\[\]])$"), lambda match: f"({match[1]}{')' if match[2] == '[' else ']'}"),
+    (re.compile(r"^\[([^\[\]()]+[,;][^\[\]()]+)\[$"), r"[\1)"),
     (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
     (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
     (re.compile(r"\\langle(?![A-Za-z])"), "("),
@@ -97,10 +106,10 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
 _INFIX = re.compile(r"\\(over|choose|atop)(?![A-Za-z])")
 _SIDES = "=<>,;"
 _TEXT_OF_REALS = re.compile(
-    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?all\s+reals?[^{}]*)\}", re.IGNORECASE
+    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?[^{}]*)\}", re.IGNORECASE
 )
 _WORDS_FOR_REALS = re.compile(
-    r"^(?:the\s+set\s+of\s+)?all\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
+    r"^(?:the\s+set\s+of\s+)?(?:all|any|every)\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
     re.IGNORECASE,
 )
 _EXCEPT = re.compile(
@@ -113,7 +122,7 @@ _INVISIBLE = re.compile(
     r"|\\[!,;:>]|\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\ |~|(?<!\\)\$"
 )
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)\s*+(?=\d{3}(?!\d))")
-_JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(,?)\s*(or|and)\s*\}")
+_JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(?=[,oa])(,?)\s*(or|and|)\s*\}")
 _FONT = re.compile(  # for one letter, but `5\text{m}` has a unit
     r"(?!(?<=[\d}\s,;~!/])\\(?:text|mathrm|mbox)\s*\{[ghlmsACFJKLNVW]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
 )
@@ -135,9 +144,12 @@ _TYPED = re.compile(
     r"\^\s*\(|\\exp(?![A-Za-z])|\*\*"
     r"|(?<![A-Za-z\\])(?:sqrt|pi|inf|oo|exp|log|ln|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
 )
-_CONDITION = re.compile(r"^\\\{\s*([A-Za-z])\s*(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$")
+_CONDITION = re.compile(r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$")
 """A set by its condition, `\\{x \\mid x > 2\\}`."""
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_NO_SOLUTION = re.compile(
+    r"^(?:there\s+(?:is|are)\s+)?no\s+(?:real\s+)?solutions?(?:\s+exists?)?\.?$|^(?:the\s+)?empty\s+set$", re.IGNORECASE
+)
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 
@@ -189,7 +201,7 @@ class Measure(NamedTuple):
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     r"""Normalise LaTeX: `\dfrac12` and `\tfrac 1 2` to `\frac{1}{2}`, `10{,}000` to `10000`; remove sizes."""
-    text = plain_characters(with_roots(periodic(endless(with_bases(text))))).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = plain_characters(with_roots(periodic(endless(with_bases(spelled(text.strip())))))).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)
@@ -204,6 +216,7 @@ def clean(text: str) -> str:
         text = wrapped[1].strip()
     while text.startswith("{") and text.endswith("}") and _argument(text, 0)[1] == len(text):
         text = text[1:-1].strip()
+    text = _NO_SOLUTION.sub(r"\\emptyset", text)
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", _CONDITION.sub(r"\2", text))
     return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
 

@@ -38,6 +38,21 @@ _DOTTED = re.compile(
     r"|\((?P<round>\d{1,12})\)(?!\s*[(\d^]))",
     re.ASCII,
 )
+_UNITS = dict(
+    zip(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+        " eighteen nineteen".split(),
+        range(20),
+        strict=True,
+    )
+)
+_TENS = {
+    name: 10 * (i + 2) for i, name in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())
+}
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_SPELLED = re.compile(r"(?:\\(?:text(?:bf|rm|it|normal)?|mathrm|mbox)\s*\{)?\s*([A-Za-z]{3,9}(?:[ -]+[A-Za-z]{3,9}){0,5})\s*\.?\s*\}?\.?")
+_ROOT_OF_DIGITS = re.compile(r"(?<![A-Za-z\\])sqrt\s*(\d+(?:\.\d+)?)")
+
 _UNICODE_ROOT = re.compile(r"([√∛∜])\s?(\d+(?:\.\d+)?)")
 _RESIDUE = re.compile(
     r"(?P<value>.*?)\s*(?:\\pmod\s*\{?\s*(?P<pmod>\d{1,9})\s*\}?|\\(?:bmod|mod)\s*\{?\s*(?P<bmod>\d{1,9})\s*\}?"
@@ -117,7 +132,43 @@ def _fraction(whole: str, fixed: str, period: str) -> str:
 
 def with_roots(text: str) -> str:
     r"""Give the root sign all digits that follow it: `√17` is `\sqrt{17}`, where `\sqrt 17` is `\sqrt{1}7`."""
-    return _UNICODE_ROOT.sub(r"\1{\2}", text)
+    return _ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", _UNICODE_ROOT.sub(r"\1{\2}", text))
+
+
+def spelled(text: str) -> str:
+    r"""Digits for a text that is nothing but a number in words; any other text as it is.
+
+    >>> spelled(r"\text{twenty-one}"), spelled("one hundred five"), spelled("two thirds"), spelled("five apples")
+    ('21', '105', '\\frac{2}{3}', 'five apples')
+    """
+    match = _SPELLED.fullmatch(text)
+    if match is None:
+        return text
+    names = [name for name in re.split("[ -]+", match[1].lower()) if name != "and" or "hundred" in match[1].lower()]
+    part = _PARTS.get(names[-1]) or _PARTS.get(names[-1].removesuffix("s")) or (2 if names[-1] == "halves" else None)
+    value = _whole([name for name in (names[:-1] if part else names) if name != "and"])
+    if value is None:
+        return text
+    return rf"\frac{{{value}}}{{{part}}}" if part else str(value)
+
+
+def _whole(names: list[str]) -> int | None:
+    """The whole number below a million that these words spell."""
+    total, group, last = 0, 0, 10**9
+    for name in names:
+        if name in ("hundred", "thousand"):
+            scale = 100 if name == "hundred" else 1000
+            if not 0 < group < scale or (scale == 1000 and total):
+                return None
+            total, group = (total + group * scale, 0) if scale == 1000 else (total, group * 100)
+            last = scale
+            continue
+        value = _UNITS.get(name, _TENS.get(name))
+        size = 100 if name in _TENS else 10 if value is not None and value < 10 else 20
+        if value is None or last not in (10**9, 1000, 100, *([20_000] if value < 10 else [])):
+            return None
+        group, last = group + value, 20_000 if size == 100 else 1
+    return total + group if names else None
 
 
 def without_modulus(text: str) -> tuple[str, int]:
