@@ -29,14 +29,17 @@ _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 _NEGATION = re.compile(r"\b(?:not|instead\s+of)\b", re.IGNORECASE)
 """A value after such a word is no element of a list: "42, not 43"."""
 
+_ASIDE = rf"(?:\((?!\s*(?:or|and|maybe|perhaps|possibly|not|i\.?e)\b)[A-Za-z][^()\n\d]{{0,40}}\){_CLOSED})?"
+"""What an answer is for, "7 (inclusive)"."""
+
 _OR = re.compile(
     rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _BARE_OR = re.compile(
-    rf"{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
+    rf"{_CLOSED}{_ASIDE}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _LISTED = re.compile(
-    rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
+    rf"{_CLOSED}(?P<aside>{_ASIDE})(?:(?P<mark>[,;/~&])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
 _CONDITIONAL = re.compile(
@@ -79,12 +82,22 @@ _LAYOUT = re.compile(r"\\(?:[a-z]{4,12}|big|Big)(?![A-Za-z])|\\[^A-Za-z]|[$*_`()
 _TAKEN_BACK = re.compile(
     r"\b(?:no|not|wait|actually|rather|instead|sorry|correction|mistake|wrong|incorrect|check)\b", re.IGNORECASE
 )
+_NEW_VALUE = (
+    r"\**(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d|\(?(?-i:[A-J])\)?)\**(?=\s*(?:[.!;\n]|$|instead\b))"
+)
 _CORRECTED = re.compile(
     r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry|no(?=,?\s+(?:it|that|the\s+answer)\b))\b[,:.;—–-]*"
     r"(?:\s*\b(?:no|it|its|it's|is|should|must|be|that|the|answer|so|actually|make|to)\b[,:.]*)*\s*"
-    r"(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d)(?=\s*(?:[.!;\n]|$|instead\b))",
+    rf"{_NEW_VALUE}",
     re.IGNORECASE | re.ASCII,
 )
+_CORRECTED_LATER = re.compile(
+    r"\b(?:wait|oops|hold\s+on|hmm+|actually|correction|mistake|sorry|scratch\s+that)\b[^\n$]{0,120}?"
+    r"\b(?:answer|it|total|count|value|result|number|that)(?:[’']s|\s+(?:is|should\s+be|must\s+be|becomes|equals|actually\s+is))"
+    rf"\s+(?:actually\s+|now\s+|really\s+|then\s+)?(?:option\s+)?{_NEW_VALUE}",
+    re.IGNORECASE | re.ASCII,
+)
+"""The same with more words: "Oops, I forgot zero, so it is 12."."""
 
 
 def offered(text: str, start: int, is_list: bool = False) -> list[str]:
@@ -113,7 +126,7 @@ def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
         about = _ABOUT_NEXT.match(text, joiner.end())
         at = about.end() if about else joiner.end()
         other = value_at(text, at) or _letter_at(text, at)
-        if other and (pattern is not _LISTED or not joiner["mark"] or _END_OF_ITEM.match(text, other.end)):
+        if other and (pattern is not _LISTED or not joiner["mark"] or joiner["aside"] or _END_OF_ITEM.match(text, other.end)):
             return other
     return _in_other_case(text, start)
 
@@ -161,7 +174,8 @@ def joined_before(text: str, marked: list[tuple[int, int, str]], by_nothing: boo
 
 def corrected(rest: str) -> str | None:
     """The answer with which a text replaces the one just before it; None if it does not."""
-    numbers = [match["number"] for match in _CORRECTED.finditer(rest)]
+    matches = sorted([*_CORRECTED.finditer(rest), *_CORRECTED_LATER.finditer(rest)], key=lambda match: match.start("number"))
+    numbers = [match["number"] for match in matches]
     if not numbers:
         return None
     formula = FORMULA.fullmatch(numbers[-1])

@@ -8,10 +8,10 @@ from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import spoken, symbolic
 from rlcli_verifiers.alternatives import corrected, joined_before, last_boxes, offered
 from rlcli_verifiers.answer_words import foreign_statements
-from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, last_line, no_answer, tags
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
 from rlcli_verifiers.latex import equal, is_choice
 from rlcli_verifiers.notation import clean, words
-from rlcli_verifiers.sentences import last_sentence, of_last_line, of_last_sentence, of_sentence, statement, tidy
+from rlcli_verifiers.sentences import by_cases, last_sentence, of_last_line, of_last_sentence, of_sentence, statement, tidy
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
@@ -42,7 +42,8 @@ def verify(request: VerifyRequest) -> Verdict:
     stated = extract(tail)
     if said := _in_words(truth, tail, stated):
         return judged(_is_said(truth, said), ", ".join(said))
-    if not stated:
+    is_unmarked_word = words(clean(truth)) is not None and not is_choice(truth) and not (_marked(tail) or tags(tail))
+    if not stated or is_unmarked_word:
         return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
     right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
@@ -52,7 +53,7 @@ def verify(request: VerifyRequest) -> Verdict:
 def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
     """The choice or the word that a text states, if the ground truth is one; none if a box or the like states it."""
     if is_choice(truth):
-        return [] if any(map(is_choice, stated)) else _chosen(text)
+        return spoken.also_chosen(text) or ([] if any(map(is_choice, stated)) else _chosen(text))
     if words(clean(truth)) is None:
         return []
     if _marked(text) or tags(text):
@@ -62,7 +63,9 @@ def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
 
 def _chosen(text: str) -> list[str]:
     """The choice that the last sentence, else the last line, states."""
-    return spoken.chosen(last_sentence(text)) or spoken.chosen(last_line(text) or "")
+    lines = [line for line in text.splitlines() if line.strip()][-2:]
+    is_question = len(lines) == 2 and all(map(spoken.is_labelled, lines))
+    return [] if is_question else spoken.chosen(last_sentence(text)) or spoken.chosen(lines[-1] if lines else "")
 
 
 def _is_said(truth: str, said: list[str]) -> bool:
@@ -70,7 +73,10 @@ def _is_said(truth: str, said: list[str]) -> bool:
     phrase, answer = words(clean(truth)), said[0]
     if len(said) > 1:
         return False
-    return equal(truth, answer) or (phrase is not None and spoken.same_phrase(phrase, words(clean(answer)) or ""))
+    if phrase is None or equal(truth, answer):
+        return equal(truth, answer)
+    plain = words(clean(answer)) or ""
+    return any(spoken.same_phrase(phrase, part) for part in (plain, *spoken.ending(plain)))
 
 
 def _local_is_right(truth: str, text: str, stated: list[str]) -> bool:
@@ -140,4 +146,4 @@ def _marked(text: str) -> list[str]:
     correction = corrected(rest)
     if correction is not None:
         return [correction]
-    return last_boxes(text, marked) if marked else of_sentence(rest)
+    return last_boxes(text, marked) if marked else by_cases(text) or of_sentence(rest)

@@ -28,7 +28,9 @@ _ANSWER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now|equal\s+to|donc|also|somit|daher|alors|entonces|por\s+(?:lo\s+)?tanto|portanto|quindi|dunque|dus|så|więc)\b[,:]?[\s*]*+)+", re.I)
+_CASE_BEFORE = re.compile(r"\W*(?:and\s+|but\s+|or\s+)?(?:if|when|for|assuming|otherwise)\b", re.IGNORECASE)
 _CHOICE_B = re.compile(r"^\W{0,4}B\**\s*[:.)]", re.MULTILINE)
+_COPULA = re.compile(r"(?:입니다|이다|です|である|になります|になる|[。．])+$")
 _COMMENT = re.compile(r"(?:correct|right|clear|obvious|reasonable|valid|consistent|sensible|as\s+follows)\b", re.I)
 _NUMBER_AND_UNIT = re.compile(
     r"\\?\$?(-?[\d.,/]*\d\s?\\?%?)(?=[.)]?$|[.,;!)]?\s+\(?[a-z]{2}|[.;!,)]\s)", re.IGNORECASE | re.ASCII
@@ -45,7 +47,7 @@ _RELATED_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _CONTINUES = re.compile(
-    r"\s*+(?:[-+*/^×÷·⋅=<>≤≥±−–]\s*+[\d(\\$.√]|[²³√!]|[xX]\s*+\d|:\d|\(\s*+-?\d+\s*+\)|\d"
+    r"\s*+(?:\\(?=\d)|[-+*/^×÷·⋅=<>≤≥±−–]\s*+[\d(\\$.√]|[²³√!]|[xX]\s*+\d|:\d|\(\s*+-?\d+\s*+\)|\d"
     r"|\\(?:times|cdot|div|pm|frac|sqrt)\b|and\s+(?:a|an|one|two|three)[\s-]+[a-z]*(?:th|ths|half|halves|quarters?|thirds?)\b)",
     re.ASCII,
 )
@@ -154,6 +156,17 @@ _CONCLUDES = re.compile(
 )
 """Words that begin the conclusion of a sentence."""
 
+_FRONT = re.compile(
+    r"(?:^|[,;:]\s*(?:so|thus|then|hence|therefore)\s+|^\W*(?:so|thus|then|hence|therefore|finally|now),?\s+)\W{0,3}"
+    r"(?:(?:in|after|over|within|with|during|on|at|by)(?:\s+[a-z]+ing(?:\s+(?:away|out|up|off|in))?)?"
+    r"|each\s+of)(?:\s+(?:the|these|those|his|her|their|all))?\s+$",
+    re.IGNORECASE,
+)
+"""The start of a phrase of time or means before the main clause, "After eating 5 of them, he has 7 left"."""
+
+_FOLLOWS = re.compile(r"\s*(?:[-+*/=<>,;]|and\b|or\b|to\b)", re.IGNORECASE)
+_BACK = re.compile(r"\b(?:in|after|over|within|using)\s+(?:the\s+|these\s+|those\s+)?$", re.IGNORECASE)
+
 _UNSOLVED = re.compile(r"-?\d*(?:/\d+)?\s*\*?[A-Za-z](?:\^\{?2\}?|²)?\s*(?:[-+−]\s*\d+)?")
 """The left side of an equation that is not solved, `2x = 10`, `x + 2 = 5`."""
 
@@ -181,6 +194,16 @@ def statement(text: str) -> str | None:
     return None
 
 
+def by_cases(text: str) -> list[str]:
+    """The answers that a text states for several cases: "If $n$ is even, the answer is 8. If odd, the answer is 7."."""
+    answers = list[str]()
+    for match in _ANSWER.finditer(text):
+        sentence_start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "\n", "; ")) + 1
+        if _CASE_BEFORE.match(text, sentence_start, match.start()):
+            answers += of_sentence(text[match.end() :])[:1]
+    return answers if len(answers) > 1 else []
+
+
 def of_sentence(text: str) -> list[str]:
     """The answer in the text after "the answer is": its first formula, or a number and its unit, or the whole line.
 
@@ -199,7 +222,7 @@ def _first_value(rest: str, displayed: bool) -> tuple[str, int]:
     formula, plain = FORMULA.search(rest), _NUMBER_AND_UNIT.match(rest)
     typed = None if displayed else value_at(rest, 0)
     if _LABELLED.match(rest):
-        return rest.strip(' .*`"'), len(rest)
+        return _COPULA.sub("", rest.strip(' .*`"')), len(rest)
     if plain and not displayed:
         return _with_unit(plain[1], rest, plain.end())
     if typed and not typed.is_formula and not _RELATED.match(rest, typed.end):
@@ -209,7 +232,7 @@ def _first_value(rest: str, displayed: bool) -> tuple[str, int]:
     words = _WORDS.match(rest)
     if words and not re.search(r"\b(?:or|and|not|either)\b", words[0]):
         return words[0], words.end()
-    return rest.strip(' .*`"'), len(rest)
+    return _COPULA.sub("", rest.strip(' .*`"')), len(rest)
 
 
 def of_last_line(text: str, alone: bool = False) -> list[str]:
@@ -277,7 +300,7 @@ def of_last_sentence(text: str) -> list[str]:
         return _stated_word(prose)
     if _compares(prose[:end], stated):
         return []
-    value = _only(stated) or _concluded(prose, stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
+    value = _only(stated) or _concluded(prose, stated) or _main(prose, stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
     if value is None or not _is_asserted(sentence, prose, value):
         return []
     answer, *others = of_sentence(sentence[value.start :]) or [""]
@@ -352,8 +375,23 @@ def _concluded(prose: str, stated: list[Value]) -> Value | None:
         after = [value for value in stated if value.start >= conclusion.end()]
         if after:
             is_conclusion = any(value.end <= conclusion.start() for value in stated)
-            return _only(after) if is_conclusion and not all(value.is_name for value in after) else None
+            if not is_conclusion or all(value.is_name for value in after):
+                return None
+            return _only(after) or _main(prose, after)
     return None
+
+
+def _main(prose: str, stated: list[Value]) -> Value | None:
+    """Of two values the one that is not in a phrase of time or means: "In 2 hours he earns $30"."""
+    values = [value for value in stated if not value.is_name]
+    if len(values) != 2:
+        return None
+    first, second = values
+    if _FRONT.search(prose[: first.start]) and not _FOLLOWS.match(prose, first.end):
+        return second
+    is_last = len(prose[second.end :].split()) <= MAX_WORDS_AFTER[0] + 1
+    is_plain = "=" not in first.content + second.content
+    return first if is_plain and is_last and _BACK.search(prose[first.end : second.start]) else None
 
 
 def _last_equated(sentence: str, prose: str, stated: list[Value]) -> Value | None:
@@ -435,7 +473,7 @@ def _with_unit(answer: str, rest: str, end: int) -> tuple[str, int]:
     words = clause[0] if clause else ""
     word = _NEXT_WORD.match(words)
     if _CONTINUES.match(following):
-        return rest.strip(' .*`"'), len(rest)
+        return _COPULA.sub("", rest.strip(' .*`"')), len(rest)
     if based := BASE_AFTER.match(following):
         return answer + based[0], end + based.end()
     if not word:

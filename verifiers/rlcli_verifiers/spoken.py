@@ -23,15 +23,22 @@ _CHOICE_STATED = tuple(
         rf"\b{_NOUN}\s*{_IS}[\s:]*(?:therefore|thus|then|simply)?[\s,:]*(?:{_NOUN}\s*)?(?-i:{_LETTER})(?!\s+[a-z]+s\b)",
         rf"\b{_NOUN}\s*(?-i:{_LETTER})\s*(?:is|must\s+be)\s+(?:therefore\s+|thus\s+|indeed\s+)?(?:the\s+)?"
         rf"(?:correct|right|answer|true|best|solution|only\s+(?:correct|right))",
-        rf"\b(?:choose|pick|select|match(?:es)?|with|(?:corresponds?|equal|equals|belongs?|leads?)\s+to|which\s+is|that\s+is|is|it's"
+        rf"\b(?:choose|pick|select|match(?:es)?|with|(?:corresponds?|equals?|belongs?|leads?)\s+to|which\s+is|that\s+is|is|it's"
         rf"|means)\s+(?:the\s+)?(?:{_NOUN}\s*)(?-i:{_LETTER})",
         rf"\b(?:I|we)\s+(?:choose|pick|select)\s+(?-i:{_LETTER})",
         rf"^(?:(?:so|thus|hence|therefore|finally)\b[\s,:]*(?:it\s+is\s+|it's\s+)?(?:{_NOUN}\s*)?|{_NOUN}\s*)(?-i:{_LETTER})\W*$",
+        rf"(?:^|[,;:]\s*|\b(?:so|thus|hence|therefore)\b[\s,:]*)(?-i:{_LETTER})\s+is\s+(?:therefore\s+|thus\s+)?(?:the\s+)?(?:correct|right|answer)",
+        rf"\bgo(?:ing)?\s+with\s+(?:{_NOUN}\s*)?(?-i:{_LETTER})",
         rf"^\W{{0,4}}(?-i:{_LETTER})(?:[.:]?\W*$|(?:(?<=\))|\s?[.:])\s*(?!.*\b[A-J][).:])\S.*$)",
     )
 )
 """Statements of a choice in a sentence without markup."""
 
+_CONCLUSION = re.compile(r"[,;]\s*(?:so|thus|hence|therefore|which\s+means(?:\s+that)?)\s+(?=\S)", re.IGNORECASE)
+_ALSO = re.compile(
+    r"(?<![A-Za-z'’])[(\[]?(?P<letter>[A-J])[)\]]?\s+(?:is\s+also|is\s+possible|works\s+too|also\s+works|(?:could|might|may)\s+(?:also\s+)?be)\b"
+)
+_LABEL = re.compile(r"\W{0,4}[A-J]\s*[).:]")
 _OTHER_LETTER = re.compile(r"(?<![A-Za-z'’\d])[(\[]?([A-J])[)\]]?(?![A-Za-z'’\d])")
 _RULED_OUT = re.compile(
     r"[,;(]?\s*\b(?:and\s+|but\s+)?(?:not|rather\s+than|instead\s+of)\s+(?:option\s+|choice\s+)?[(\[]?[A-J](?![A-Za-z])[)\]]?"
@@ -52,13 +59,22 @@ _VERB = (
 )
 _ADVERB = r"(?:therefore|thus|hence|indeed|clearly|always|now|simply|exactly|in\s+fact|due|called|named|definitely|also|on|to)"
 _ENDS_IN = re.compile(
-    rf"\b{_VERB}\s+(?:{_ADVERB}\s+)*[*_\"'“]*(?:(?:an?|the)\s+)?[*_\"'“]*(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){{0,2}})[*_\"'”]*"
+    rf"\b{_VERB}\s+(?:{_ADVERB}\s+)*[*_\"'“]*(?:the\s+(?:equation|graph|case)\s+of\s+)?(?:(?:an?|the)\s+)?[*_\"'“]*(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){{0,2}})[*_\"'”]*"
+    r"(?:,?\s+(?:centered|centred|with|of\s+radius|whose|having|because|since)\b(?![^.!?]*\b(?:or|if|but)\b)[^.!?]{1,80})?"
     r"(?:,\s*(?:not|and\s+not|rather\s+than)\s[^.!?\0]{1,30})?[.!]?[*_\"'”]*$"
 )
 _DATE = re.compile(
     r"\b(?P<phrase>(?:\d{1,2}(?:st|nd|rd|th)?\s+(?:of\s+)?)?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
     r"(?:\s+\d{1,2}(?:st|nd|rd|th)?)?(?:,?\s+\d{4})?)[*_.!\s]*$"
 )
+_NONEXISTENT = re.compile(r"\b(?P<phrase>does\s+not\s+exist)\W*$", re.IGNORECASE)
+_SUPERLATIVE = re.compile(
+    r"\W*(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally)\b[\s,]*)?(?!(?:It|This|That|He|She|They|There|We|The|These|Each|One|What|Who)\b)"
+    r"(?P<phrase>[A-Z][a-z]+)\s+(?:is|was|has|had|ran|drove)\s+the\s+(?!second|third|next)(?:[a-z]+est|most|winner|oldest|youngest)\b[^,;.!?]{0,60}[.!]?\W*$"
+)
+"""A name at the start of a sentence, "So Evelyn is the fastest.\""""
+
+_ASIDE = re.compile(r"(?<=[A-Za-z*])\s*\((?![^()]*\b(?:or|not|maybe|perhaps|possibly|if)\b)[^()]{1,60}\)(?=\W*$)")
 _WHOLE = re.compile(
     r"[*_#>\s]*(?:(?:an?|the)\s+)?(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){0,2})[*_.!\s]*", re.IGNORECASE
 )
@@ -67,7 +83,7 @@ _YES = re.compile(r"\W*(?:(?:so|thus|hence|therefore)\W+)?(?P<word>yes|no)\b(?=\
 
 _GENERIC_NOUNS = (
     "function number integer triangle curve graph sequence series angle relation conic section shape quadrilateral"
-    " polygon figure matrix event events vectors lines set direction one statement value option"
+    " polygon figure matrix event events vectors lines set direction one statement value option solutions solution"
 )
 _GENERIC = re.compile(rf"\s+(?:{'|'.join(_GENERIC_NOUNS.split())})$")
 _ARTICLE = re.compile(r"^(?:an?|the)\s+")
@@ -90,6 +106,7 @@ def chosen(sentence: str) -> list[str]:
         return []
     text = " ".join(_RULED_OUT.sub(" ", _MARKUP.sub(" ", sentence)).split())
     text = re.sub(r"([(\[])\s+|\s+([)\]])", r"\1\2", text)
+    text = _CONCLUSION.split(text)[-1]
     if _DENIED.search(text):
         return []
     matches = [match for pattern in _CHOICE_STATED for match in pattern.finditer(text)]
@@ -105,6 +122,17 @@ def chosen(sentence: str) -> list[str]:
     return list(dict.fromkeys([*(match["letter"] for match in matches), *joined]))
 
 
+def also_chosen(text: str) -> list[str]:
+    """The letters that the last line offers with another, "B is also possible"; none if it offers none."""
+    letters = [match["letter"] for match in _ALSO.finditer(text[-MAX_CHARS:].strip().rpartition("\n")[2])]
+    return ["?", *letters] if letters else []
+
+
+def is_labelled(line: str) -> bool:
+    """True for a line of a question's choices, `(B) 12`."""
+    return bool(_LABEL.match(line))
+
+
 def ending(sentence: str) -> list[str]:
     """The word or phrase that a sentence ends with or consists of: "which is an **ellipse**"; none if it denies it.
 
@@ -116,6 +144,11 @@ def ending(sentence: str) -> list[str]:
     prose = masked(sentence)
     if match := _YES.match(prose):
         return [match["word"]]
+    if match := _NONEXISTENT.search(prose):
+        return [match["phrase"]]
+    if (match := _SUPERLATIVE.match(prose)) and not _DENIED.search(prose):
+        return [match["phrase"]]
+    prose = _ASIDE.sub("", prose)
     match = _DATE.search(prose) or _last_clause(prose) or _WHOLE.fullmatch(prose)
     if not match or _ALTERNATIVE.search(match["phrase"]):
         return []
@@ -140,6 +173,7 @@ def same_phrase(gold: str, phrase: str) -> bool:
     (True, True, False)
     """
     plain = _ARTICLE.sub("", " ".join(phrase.casefold().split()))
+    plain = "does not exist" if plain == "dne" else plain
     return _ARTICLE.sub("", gold) in (plain, _GENERIC.sub("", plain))
 
 
