@@ -19,6 +19,9 @@ ROW_OPTIONS = ()
 _DENIED_BEFORE = re.compile(r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE)
 """Words before a box that is not the answer, "not $\\boxed{42}$"."""
 
+_OPEN_ENDED = re.compile(r"[\s$\\)]*(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE)
+"""After a box, "or more"."""
+
 _DECIMAL_COMMA = re.compile(r"\D{0,4}\d+,\d+\D{0,40}")
 
 TAIL_CHARS = 8000
@@ -142,6 +145,8 @@ def _marked(text: str) -> list[str]:
     marked = [box for box in boxes(text) if not _DENIED_BEFORE.search(text, max(0, box[0] - 40), box[0])]
     rest = text[marked[-1][1] :] if marked else statement(text)
     if rest is None:
+        return []
+    if marked and _OPEN_ENDED.match(rest):
         return []
     correction = corrected(rest)
     if correction is not None:

@@ -92,6 +92,7 @@ _STYLES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     ),
     (re.compile(r"^(?=\])\]([^\[\]()]+[,;][^\[\]()]+)([\[\]])$"), lambda match: f"({match[1]}{')' if match[2] == '[' else ']'}"),
     (re.compile(r"^\[([^\[\]()]+[,;][^\[\]()]+)\[$"), r"[\1)"),
+    (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[]|\\\{)"), r"\\cup "),
     (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
     (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
     (re.compile(r"\\langle(?![A-Za-z])"), "("),

@@ -28,6 +28,7 @@ BASE_AFTER = re.compile(rf"\s*\(?\s*(?:in\s+)?base[\s-]+\$?(?:\d{{1,2}}|{_WORD})
 """The base after a numeral in prose."""
 
 _UPRIGHT = re.compile(rf"{_TEXT}\{{\s*([0-9A-F]+)\s*\}}(?=\s*_)")
+_HEXADECIMAL = re.compile(r"(?<![A-Za-z\\{])[0-9a-f]+(?=_\{?16)")
 _PREFIX = re.compile(r"0(?P<kind>[xb])(?P<digits>[0-9A-Fa-f]+)")
 
 _DOTS = r"(?:…|\.\s?\.\s?\.|\\(?:l|c)?dots(?![A-Za-z]))"
@@ -72,6 +73,7 @@ def with_bases(text: str) -> str:
     if prefixed := _PREFIX.fullmatch(text.strip()):
         return f"{prefixed['digits'].upper()}_{{{16 if prefixed['kind'] == 'x' else 2}}}"
     if "_" in text:
+        text = _HEXADECIMAL.sub(lambda match: match[0].upper(), text)
         text = _UPRIGHT.sub(r"\1", _SUBSCRIPT.sub(_as_subscript, text))
     return _IN_BASE.sub(_as_subscript, text) if "ase" in text else text
 

@@ -48,7 +48,7 @@ _RELATED_BEFORE = re.compile(
 )
 _CONTINUES = re.compile(
     r"\s*+(?:\\(?=\d)|[-+*/^×÷·⋅=<>≤≥±−–]\s*+[\d(\\$.√]|[²³√!]|[xX]\s*+\d|:\d|\(\s*+-?\d+\s*+\)|\d"
-    r"|\\(?:times|cdot|div|pm|frac|sqrt)\b|and\s+(?:a|an|one|two|three)[\s-]+[a-z]*(?:th|ths|half|halves|quarters?|thirds?)\b)",
+    r"|\\(?:times|cdot|div|pm|frac|sqrt)\b|(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|above|below|up)\b|and\s+(?:a|an|one|two|three)[\s-]+[a-z]*(?:th|ths|half|halves|quarters?|thirds?)\b)",
     re.ASCII,
 )
 _CLAUSE = re.compile(
@@ -170,6 +170,25 @@ _BACK = re.compile(r"\b(?:in|after|over|within|using)\s+(?:the\s+|these\s+|those
 _UNSOLVED = re.compile(r"-?\d*(?:/\d+)?\s*\*?[A-Za-z](?:\^\{?2\}?|²)?\s*(?:[-+−]\s*\d+)?")
 """The left side of an equation that is not solved, `2x = 10`, `x + 2 = 5`."""
 
+_TYPED_UNION = re.compile(r"(?<=[)\]}])[ ]?U[ ]?(?=[(\[{])")
+_ALL_REALS = re.compile(
+    r"\b(?:all|any|every)\s+reals?\b(?:\s+(?:numbers?|values?))?[^.;\n]{0,12}\s(?:except|other\s+than|excluding|such\s+that|with|where)\s[^.;\n]{1,60}",
+    re.IGNORECASE,
+)
+"""The real numbers with an exception, "all real numbers except $3$"."""
+
+_COMPOUND = re.compile(
+    r"\d+\s*(?:hours?|hrs?|h|minutes?|min|days?|weeks?|years?|feet|foot|ft|yards?|pounds?|lbs?|meters?|m|km|kilometers?|dollars?)"
+    r"\s*(?:,|and|,\s*and)?\s+\d+\s*(?:minutes?|mins?|seconds?|secs?|s|hours?|days?|months?|inches|inch|in|feet|ft|ounces?|oz"
+    r"|centimeters?|cm|meters?|m|cents?)(?![A-Za-z])"
+)
+"""A quantity in two units, "1 hour and 30 minutes"."""
+
+_RELATIONS = re.compile(
+    r"(?=[A-Za-z]\s*(?:[=<>≤≥≠∈]|\\(?:in|neq?|leq?|geq?)(?![A-Za-z])))(?:[^A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\\[A-Za-z]+){3,80}"
+)
+"""A line that consists of relations, `x < 3 or x > 5`, `x = 1 or 2`."""
+
 _LISTED = re.compile(r"\s*(?:[-*•+]|\d{1,2}[.)])\s+(?P<item>\S.*)")
 _LIST_HEAD = re.compile(r".*\b(?:are|roots|solutions|answers|values)\b[^\n]*:[\s*_]*", re.IGNORECASE)
 
@@ -180,7 +199,8 @@ _PUNCTUATION_INSIDE = re.compile(r"(?<![\\\s])([,;])[ ]?((?<!\\)\$|\\\))(?=[\s]|
 
 def tidy(text: str) -> str:
     r"""Move punctuation out of formulas, `$3,$ $5.$` to `$3$, $5$.`, and write repeating decimals as fractions."""
-    return endless(_PUNCTUATION_INSIDE.sub(r"\2\1", text))
+    text = _PUNCTUATION_INSIDE.sub(r"\2\1", endless(text))
+    return _TYPED_UNION.sub(" ∪ ", text.replace("ℝ \\ {", "ℝ∖{").replace("ℝ\\{", "ℝ∖{"))
 
 
 def statement(text: str) -> str | None:
@@ -213,6 +233,8 @@ def of_sentence(text: str) -> list[str]:
     start = displayed.end() if displayed else 0
     rest = re.sub(r"\*\*(?!\d)", "", text[start:].partition("\n")[0].rstrip())
     rest = text[:start] + re.sub(r"\s+", " ", rest)
+    if not displayed and (phrase := _COMPOUND.match(rest) or _ALL_REALS.match(rest)):
+        return [phrase[0].replace("$", ""), *offered(rest, phrase.end(), is_list=True)]
     answer, end = _first_value(rest, bool(displayed))
     return [*([answer] if answer else []), *offered(rest, end, is_list=True)]
 
@@ -257,6 +279,8 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
     if formula := FORMULA.fullmatch(last):
         return [last_side(content(formula))]
     plain = _NAMED.sub("", last, count=1) if _NAMED.match(last) else last
+    if not alone and "$" not in last and re.search(r"[<>≤≥≠∈]|\b(?:or|and)\b", last) and _RELATIONS.fullmatch(last):
+        return [last]
     if len(plain) > MAX_CHARS or _LIST_ITEM.match(plain) or len(plain.split()) > 4:
         return []
     if without_modulus(clean(plain))[1]:
@@ -289,6 +313,8 @@ def of_last_sentence(text: str) -> list[str]:
         return []
     if _UNSURE.search(prose) or _STARTS_UNSURE.match(sentence):
         return []
+    if whole := _whole_phrase(sentence, prose):
+        return [whole]
     stated = [
         value
         for value in values(sentence)
@@ -307,6 +333,17 @@ def of_last_sentence(text: str) -> list[str]:
     if _OPERATOR_BEFORE.search(prose[: value.start]):  # "5 apples x 2 = 10"
         answer = split(answer, _EQUALS)[-1]
     return [last_side(answer), *others] if answer else []
+
+
+def _whole_phrase(sentence: str, prose: str) -> str:
+    """The quantity in two units, or the real numbers with an exception, that is all that a sentence states."""
+    phrases = [*_COMPOUND.finditer(sentence), *_ALL_REALS.finditer(sentence)]
+    if len(phrases) != 1 or _NEGATED_BEFORE.search(prose[: phrases[0].start()]):
+        return ""
+    start, end = phrases[0].span()
+    is_alone = all(start <= value.start < end or value.is_name for value in values(sentence))
+    is_related = _RELATED_BEFORE.search(prose[:start])
+    return phrases[0][0].replace("$", "") if is_alone and not is_related else ""
 
 
 def _stated_word(prose: str) -> list[str]:
