@@ -11,16 +11,28 @@ from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
 from rlcli_verifiers.latex import equal, is_choice
 from rlcli_verifiers.notation import clean, words
-from rlcli_verifiers.sentences import by_cases, last_sentence, of_last_line, of_last_sentence, of_sentence, statement, tidy
+from rlcli_verifiers.sentences import (
+    by_cases,
+    last_sentence,
+    of_last_line,
+    of_last_sentence,
+    of_sentence,
+    statement,
+    tidy,
+)
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
 
-_DENIED_BEFORE = re.compile(r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE)
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE
+)
 """Words before a box that is not the answer, "not $\\boxed{42}$"."""
 
 _OPEN_ENDED = re.compile(r"[\s$\\)]*(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE)
 """After a box, "or more"."""
+
+_OPEN_BOX = re.compile(r"\\boxed\s*\{[^{}\n]*$")
 
 _DECIMAL_COMMA = re.compile(r"\D{0,4}\d+,\d+\D{0,40}")
 
@@ -132,6 +144,8 @@ def extract(text: str) -> list[str]:
     the last one counts.
     """
     tagged = tags(text)
+    if _OPEN_BOX.search(text) and not (tagged or boxes(text)):
+        return []  # cut off
     if not tagged or boxes(text[tagged[-1][1] :]):  # a box after it is later
         return _marked(text) or of_last_line(text) or of_last_sentence(text)
     *_, (_, end, last) = tagged

@@ -87,10 +87,15 @@ _STYLES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"(?:\\(?:checkmark|blacksquare|square|qed|Box)(?![A-Za-z])|[✓✔∎■□\s])+$|(?:\\\\)\s*$"), ""),
     (re.compile(r"^(-?\d{1,3}(?: \d{3})+)(?=(?:\.\d+)?$)"), lambda match: match[0].replace(" ", "")),
     (
-        re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*(?:\{|\()?\s*(\d{1,4})\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\}|\))?"),
+        re.compile(
+            r"\\(sin|cos|tan|cot|sec|csc)\s*(?:\{|\()?\s*(\d{1,4})\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\}|\))?"
+        ),
         r"\\\1\\left(\\frac{\2\\pi}{180}\\right)",
     ),
-    (re.compile(r"^(?=\])\]([^\[\]()]+[,;][^\[\]()]+)([\[\]])$"), lambda match: f"({match[1]}{')' if match[2] == '[' else ']'}"),
+    (
+        re.compile(r"^(?=\])\]([^\[\]()]+[,;][^\[\]()]+)([\[\]])$"),
+        lambda match: f"({match[1]}{')' if match[2] == '[' else ']'}",
+    ),
     (re.compile(r"^\[([^\[\]()]+[,;][^\[\]()]+)\[$"), r"[\1)"),
     (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[]|\\\{)"), r"\\cup "),
     (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
@@ -145,7 +150,9 @@ _TYPED = re.compile(
     r"\^\s*\(|\\exp(?![A-Za-z])|\*\*"
     r"|(?<![A-Za-z\\])(?:sqrt|pi|inf|oo|exp|log|ln|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
 )
-_CONDITION = re.compile(r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$")
+_CONDITION = re.compile(
+    r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$"
+)
 """A set by its condition, `\\{x \\mid x > 2\\}`."""
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _NO_SOLUTION = re.compile(
@@ -202,7 +209,12 @@ class Measure(NamedTuple):
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     r"""Normalise LaTeX: `\dfrac12` and `\tfrac 1 2` to `\frac{1}{2}`, `10{,}000` to `10000`; remove sizes."""
-    text = plain_characters(with_roots(periodic(endless(with_bases(spelled(text.strip())))))).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = (
+        plain_characters(with_roots(periodic(endless(with_bases(spelled(text.strip()))))))
+        .replace("\n", " ")
+        .replace(r"\lbrace", r"\{")
+        .replace(r"\rbrace", r"\}")
+    )
     text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)

@@ -47,11 +47,11 @@ _UNITS = dict(
         strict=True,
     )
 )
-_TENS = {
-    name: 10 * (i + 2) for i, name in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())
-}
+_TENS = {name: 10 * (i + 2) for i, name in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
-_SPELLED = re.compile(r"(?:\\(?:text(?:bf|rm|it|normal)?|mathrm|mbox)\s*\{)?\s*([A-Za-z]{3,9}(?:[ -]+[A-Za-z]{3,9}){0,5})\s*\.?\s*\}?\.?")
+_SPELLED = re.compile(
+    r"(?:\\(?:text(?:bf|rm|it|normal)?|mathrm|mbox)\s*\{)?\s*([A-Za-z]{3,9}(?:[ -]+[A-Za-z]{3,9}){0,5})\s*\.?\s*\}?\.?"
+)
 _ROOT_OF_DIGITS = re.compile(r"(?<![A-Za-z\\])sqrt\s*(\d+(?:\.\d+)?)")
 
 _UNICODE_ROOT = re.compile(r"([√∛∜])\s?(\d+(?:\.\d+)?)")

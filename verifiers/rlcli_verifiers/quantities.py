@@ -22,10 +22,12 @@ _FACTORS = {
 _FACTOR = re.compile(r"(?P<name>\S+?)(?:\^(?P<power>-?\d))?(?:\s|$)")
 _GROUP = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf)|mbox)\s*\{([^{}]*)\}")
 _PART = re.compile(
-    r"\s*(?:(?P<money>＄)\s*)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>(?!and\b)[A-Za-z¢]+|'|″|\")?\.?\s*(?:,\s*)?(?:(?:and|&)\s+)?", re.ASCII
+    r"\s*(?:(?P<money>＄)\s*)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>(?!and\b)[A-Za-z¢]+|'|″|\")?\.?\s*(?:,\s*)?(?:(?:and|&)\s+)?",
+    re.ASCII,
 )
 _CLOCK = re.compile(
-    r"(?P<hours>\d{1,2})(?::(?P<minutes>\d\d))?\s*(?:(?P<half>[ap])\.?\s?m\b\.?|(?P<sharp>o[’']clock))?(?:\s+sharp)?", re.IGNORECASE | re.ASCII
+    r"(?P<hours>\d{1,2})(?::(?P<minutes>\d\d))?\s*(?:(?P<half>[ap])\.?\s?m\b\.?|(?P<sharp>o[’']clock))?(?:\s+sharp)?",
+    re.IGNORECASE | re.ASCII,
 )
 _MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 _MONTH = (
@@ -137,7 +139,11 @@ def same_ratio(gold: str, answer: str) -> bool:
 
 
 def _ratio(text: str) -> list[int] | None:
-    text = re.sub(r"\\frac\{(\d{1,9})\}\{(\d{1,9})\}|(\d{1,9})/(\d{1,9})", r"\1\3:\2\4", re.sub(r"\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*", ":", text.strip()))
+    text = re.sub(
+        r"\\frac\{(\d{1,9})\}\{(\d{1,9})\}|(\d{1,9})/(\d{1,9})",
+        r"\1\3:\2\4",
+        re.sub(r"\s*(?:\\text\{\s*to\s*\}|\bto\b)\s*", ":", text.strip()),
+    )
     if not _RATIO.fullmatch(text) or (_CLOCK.fullmatch(text) and ":" in text):
         return None
     parts = [int(part) for part in text.split(":")]

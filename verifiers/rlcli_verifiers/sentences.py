@@ -24,10 +24,13 @@ MAX_SENTENCE_CHARS = 600
 
 _ANSWER = re.compile(
     r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
-    r"(?=\s*[:*]*\s*[-+−\d$\\]))|\bcorrect\s+(?:option|choice|letter)\s+is\b|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
+    r"(?=\s*[:*]*\s*[-+−\d$\\]))|\bcorrect\s+(?:option|choice|letter)\s+is\b|\bcorrect\s+(?:options|choices|answers)\s+are\b|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
-_ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now|equal\s+to|donc|also|somit|daher|alors|entonces|por\s+(?:lo\s+)?tanto|portanto|quindi|dunque|dus|så|więc)\b[,:]?[\s*]*+)+", re.I)
+_ADVERB = re.compile(
+    r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now|equal\s+to|donc|also|somit|daher|alors|entonces|por\s+(?:lo\s+)?tanto|portanto|quindi|dunque|dus|så|więc)\b[,:]?[\s*]*+)+",
+    re.I,
+)
 _CASE_BEFORE = re.compile(r"\W*(?:and\s+|but\s+|or\s+)?(?:if|when|for|assuming|otherwise)\b", re.IGNORECASE)
 _CHOICE_B = re.compile(r"^\W{0,4}B\**\s*[:.)]", re.MULTILINE)
 _COPULA = re.compile(r"(?:입니다|이다|です|である|になります|になる|[。．])+$")
@@ -78,14 +81,14 @@ _AGREES = (
 
 _CLOSING_WORDS = re.compile(
     rf"[\s*_>#-]*(?:I\s+)?(?:hope|trust|let\s+me\s+know|feel\s+free|thank|thanks|good\s+luck|if\s+you\s+(?:have|need)"
-    rf"|q\.?e\.?d|this\s+(?:completes|concludes)|done|(?:this|that|which|it)\s+(?:also\s+)?{_AGREES}|the\s+(?:result|answer|value|solution)\s+{_AGREES}|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
+    rf"|q\.?e\.?d|this\s+(?:completes|concludes)|(?:this|which)\s+is\s+(?:the|our)\s+(?:final|required|desired|correct)\s+(?:answer|value|result)|done|(?:this|that|which|it)\s+(?:also\s+)?{_AGREES}|the\s+(?:result|answer|value|solution)\s+{_AGREES}|as\s+(?:required|desired)|we\s+(?:can\s+)?(?:check|verify)|∎|\$?\\(?:blacksquare|square|qed))[^\d$\\]*",
     re.IGNORECASE,
 )
 """A closing sentence after the answer."""
 
 _UNSURE = re.compile(
     r"\b(?:maybe|perhaps|possibly|probably|guess|unsure|not\s+(?:sure|certain)|no\s+idea|unclear|unknown|assum\w*|suppos\w*|unless|wait|hmm+|try|let|let's"
-    r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|next|first\s+(?:find|compute|we))\b|\?",
+    r"|contradict\w*|mistake|either|neither|(?:could|might|may)\s+(?:also\s+)?be|should\s+we|need\s+to\s+(?:find|compute|calculate|determine|check|know|solve|show)|next|first\s+(?:find|compute|we))\b|\?",
     re.IGNORECASE,
 )
 """A sentence with such a word states no answer."""
@@ -96,10 +99,16 @@ _CUT_OFF = re.compile(
 )
 """The end of a sentence that has no full stop and goes on after its value."""
 
-_STARTS_UNSURE = re.compile(r"[^\w$\\]*(?:or|note|notice|recall|observe|remember)\b", re.IGNORECASE)
+_STARTS_UNSURE = re.compile(
+    r"[^\w$\\]*(?:(?:or|note|notice|recall|observe|remember)\b|(?:case|option|interpretation|scenario|method|approach)\s+(?:\d|two|b)\b)",
+    re.IGNORECASE,
+)
 
-_NEGATED_BEFORE = re.compile(r"(?:\b(?:not|never|no|nor|cannot|nicht|kein\w*|pas|nie|niet|ikke|inte|não|nem|не)\b|n[’']t\b|\bno\s+es\b|\bnon\s+è\b|不|没)"
-    r"(?:\W+\w+){0,2}\W*(?:是)?\W*$", re.IGNORECASE)
+_NEGATED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|no|nor|cannot|nicht|kein\w*|pas|nie|niet|ikke|inte|não|nem|не)\b|n[’']t\b|\bno\s+es\b|\bnon\s+è\b|不|没)"
+    r"(?:\W+\w+){0,2}\W*(?:是)?\W*$",
+    re.IGNORECASE,
+)
 _NEGATED_AFTER = re.compile(
     r"\b(?:is|are|was|were|can|could|does|do|seems?)\s*(?:n[’']t|not|wrong|incorrect|false|impossible|too)\b"
     r"|\b(?:cannot|wrong|incorrect|impossible)\b|n[’']t\s+(?:right|correct|it)\b|,\s*not\b",
@@ -326,7 +335,12 @@ def of_last_sentence(text: str) -> list[str]:
         return _stated_word(prose)
     if _compares(prose[:end], stated):
         return []
-    value = _only(stated) or _concluded(prose, stated) or _main(prose, stated) or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
+    value = (
+        _only(stated)
+        or _concluded(prose, stated)
+        or _main(prose, stated)
+        or _first_of_list(_last_equated(sentence, prose[:end], stated), prose, stated)
+    )
     if value is None or not _is_asserted(sentence, prose, value):
         return []
     answer, *others = of_sentence(sentence[value.start :]) or [""]

@@ -20,6 +20,7 @@ _IS = r"(?:is|was|must\s+be|should\s+be|has\s+to\s+be|would\s+be|will\s+be|:|=)"
 _CHOICE_STATED = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
+        rf",\s*(?:option|choice)\s*(?-i:{_LETTER})\W*$",
         rf"\b{_NOUN}\s*{_IS}[\s:]*(?:therefore|thus|then|simply)?[\s,:]*(?:{_NOUN}\s*)?(?-i:{_LETTER})(?!\s+[a-z]+s\b)",
         rf"\b{_NOUN}\s*(?-i:{_LETTER})\s*(?:is|must\s+be)\s+(?:therefore\s+|thus\s+|indeed\s+)?(?:the\s+)?"
         rf"(?:correct|right|answer|true|best|solution|only\s+(?:correct|right))",
@@ -34,6 +35,8 @@ _CHOICE_STATED = tuple(
 )
 """Statements of a choice in a sentence without markup."""
 
+_IN_BRACKETS = re.compile(r"\(([A-J])\)")
+_ENDS_IN_LETTER = re.compile(r"(?:\([A-J]\)|(?i:\b(?:option|choice))\s+\(?[A-J]\)?)\W*$")
 _CONCLUSION = re.compile(r"[,;]\s*(?:so|thus|hence|therefore|which\s+means(?:\s+that)?)\s+(?=\S)", re.IGNORECASE)
 _ALSO = re.compile(
     r"(?<![A-Za-z'’])[(\[]?(?P<letter>[A-J])[)\]]?\s+(?:is\s+also|is\s+possible|works\s+too|also\s+works|(?:could|might|may)\s+(?:also\s+)?be)\b"
@@ -79,7 +82,10 @@ _WHOLE = re.compile(
     r"[*_#>\s]*(?:(?:an?|the)\s+)?(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){0,2})[*_.!\s]*", re.IGNORECASE
 )
 _ALTERNATIVE = re.compile(r"\b(?:or|and|nor|but)\b")
-_YES = re.compile(r"\W*(?:(?:so|thus|hence|therefore)\W+)?(?P<word>yes|no)\b(?=\W*$|[,.;:—–-])(?![^.]*\b(?:but|however)\b)", re.IGNORECASE)
+_YES = re.compile(
+    r"\W*(?:(?:so|thus|hence|therefore)\W+)?(?P<word>yes|no)\b(?=\W*$|[,.;:—–-])(?![^.]*\b(?:but|however)\b)",
+    re.IGNORECASE,
+)
 
 _GENERIC_NOUNS = (
     "function number integer triangle curve graph sequence series angle relation conic section shape quadrilateral"
@@ -111,7 +117,8 @@ def chosen(sentence: str) -> list[str]:
         return []
     matches = [match for pattern in _CHOICE_STATED for match in pattern.finditer(text)]
     if not matches:
-        return []
+        in_brackets = _IN_BRACKETS.findall(text)
+        return list(dict.fromkeys(in_brackets)) if in_brackets and _ENDS_IN_LETTER.search(text) else []
     last = max(matches, key=lambda match: match.start("letter"))
     rest = text[last.end("letter") :]
     joined = [
