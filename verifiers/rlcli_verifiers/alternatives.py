@@ -55,13 +55,18 @@ _SUBJUNCTIVE = re.compile(
 )
 _OTHER_CASE = re.compile(
     rf"{_CLOSED}(?:{_UNIT}{_CLOSED})?[.,;:]?\s*+[—–(]?\s*+(?:(?:or|but|and|while|although|though)\b,?\s+)?{_CASE}"
-    rf"(?P<case>[^.;\n$\d\\]{{1,{MAX_GAP_CHARS}}}?(?:,|\b(?:it|is|are|becomes?|get|gives?|then|have|it[’']s))\s+)(?=[\d$\\−-])",
+    rf"(?P<case>[^.;\n$\d\\]{{1,{MAX_GAP_CHARS}}}?(?:,|\b(?:it|is|are|becomes?|get|gives?|then|have|it[’']s))\s+)"
+    r"(?=[\d$\\−-])",
     re.IGNORECASE,
 )
-"""Another answer in another case: "$14$, or if we include zero, $15$"; but "(if we did, it would be $15$)" is a remark."""
-_ELSE = re.compile(rf"{_CLOSED}[^.\n$\d\\]{{0,{MAX_GAP_CHARS}}}\b(?:otherwise|else)\b,?\s+(?:it\s+is\s+|it[’']s\s+)?(?=[\d$\\−-])", re.IGNORECASE)
+"""Another answer in another case: "$14$, or if we include zero, $15$"; "(if we did, it would be $15$)" is a remark."""
+_ELSE = re.compile(
+    rf"{_CLOSED}[^.\n$\d\\]{{0,{MAX_GAP_CHARS}}}\b(?:otherwise|else)\b,?\s+(?:it\s+is\s+|it[’']s\s+)?(?=[\d$\\−-])",
+    re.IGNORECASE,
+)
 _NUMBER_ALSO = re.compile(
-    r"[^\n]{0,80}?[\s(,;](?:(?:some|one|others)\s+(?:people\s+)?(?:might|would|may|could)\s+(?:say|argue|claim|answer)\s+(?=\$?-?\d)"
+    r"[^\n]{0,80}?[\s(,;](?:"
+    r"(?:some|one|others)\s+(?:people\s+)?(?:might|would|may|could)\s+(?:say|argue|claim|answer)\s+(?=\$?-?\d)"
     r"|(?=\$?-?\d[\d.,/]*+\$?\s+(?:(?:is|would|could|might|may)\s+also|also\s+works|works\s+too|is\s+(?:acceptable|possible|plausible))\b"
     r"(?!\s+(?:not|too|less|greater|even|odd|prime|an?\s|divisible))))",
     re.IGNORECASE | re.ASCII,
@@ -154,12 +159,12 @@ def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
 def _in_other_case(text: str, start: int) -> Value | None:
     """The number that a text states for another case than that of the answer before it."""
     match = _OTHER_CASE.match(text, start)
-    if match and not _SUBJUNCTIVE.search(match["case"]):
+    if match and _SUBJUNCTIVE.search(match["case"]):
+        match = None
+    if match := match or _ELSE.match(text, start) or _NUMBER_ALSO.match(text, start):
         other = value_at(text, match.end())
-    elif match := _ELSE.match(text, start) or _NUMBER_ALSO.match(text, start):
-        other = value_at(text, match.end())
-    elif match := _CASE_IN_BRACKETS.match(text, start):
-        other = value_at(text, match.end())
+    elif in_brackets := _CASE_IN_BRACKETS.match(text, start):
+        other = value_at(text, in_brackets.end())
         case = _CASE_AFTER.match(text, other.end) if other else None
         if case is None or _SUBJUNCTIVE.search(case["case"]):
             return None

@@ -64,7 +64,8 @@ _LABEL = re.compile(
 _ANY_LABEL = re.compile(r"(?<![A-Za-z\\])\(?[A-J]\s*[).]|(?<![A-Za-z\\])[A-J](?![A-Za-z])\s*$")
 _COORDINATE = re.compile(r"([A-Za-z](?:_\{?\d\}?)?)\s*=\s*(.+)")
 _LABELLED_POINT = re.compile(
-    r"(?:[A-Z](?:_\{?\w\}?|')?|(?:\\text\s*\{\s*)?(?:[Tt]he )?[Pp]oint\s*\}?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
+    r"(?:[A-Z](?:_\{?\w\}?|')?|(?:\\text\s*\{\s*)?(?:[Tt]he )?[Pp]oint\s*\}?"
+    r"|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
 )
 _COLUMN = re.compile(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}")
 _NAMED_SET = re.compile(r"^[A-Z]\s*=\s*(?=\\\{)")
@@ -446,9 +447,10 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
     if not agree(gold.unit, answer.unit) and {gold.unit, answer.unit} != {"deg", "rad"}:
-        amounts = number(gold.body), number(answer.body)
-        is_plain = None not in amounts and not (gold.percent or answer.percent)
-        return is_plain and same_in_other_units(amounts[0][0], gold.unit, amounts[1][0], answer.unit)
+        amount, other_amount = number(gold.body), number(answer.body)
+        if not (amount and other_amount) or gold.percent or answer.percent:
+            return False
+        return same_in_other_units(amount[0], gold.unit, other_amount[0], answer.unit)
     if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
     if _is_angle(gold, answer):

@@ -6,22 +6,23 @@ import re
 
 from rlcli_verifiers.answers import is_blank
 
-_BASES = dict(
-    zip(
-        "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split(),
-        range(2, 17),
-        strict=True,
-    )
+_TO_NINETEEN = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
 )
+_UNITS = {name: value for value, name in enumerate(_TO_NINETEEN.split())}
+_TO_NINETY = "twenty thirty forty fifty sixty seventy eighty ninety"
+_TENS = {name: 10 * i for i, name in enumerate(_TO_NINETY.split(), 2)}
+_BASES = {name: value for name, value in _UNITS.items() if 2 <= value <= 16}
 _BASES |= {"binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16}
 _WORD = "|".join(sorted(_BASES, key=len, reverse=True))
 _TEXT = r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf)|mbox)\s*"
+_BASE = rf"\(?\s*(?:base\s+)?({_WORD}|\d{{1,2}})\s*\)?\s*"
 _SUBSCRIPT = re.compile(
-    rf"_\s*(?:\{{\s*)?(?:{_TEXT}\{{\s*)?\(?\s*(?:base\s+)?(?P<base>{_WORD}|(?<=[( ])\d{{1,2}}|(?<=text\{{)\d{{1,2}})\s*\)?\s*\}}*(?![A-Za-z}}])",
-    re.IGNORECASE,
+    rf"_\s*(?:\{{\s*{_TEXT}\{{\s*{_BASE}\}}\s*\}}|{_TEXT}\{{\s*{_BASE}\}}|\{{\s*{_BASE}\}})", re.IGNORECASE
 )
 _IN_BASE = re.compile(
-    rf"(?<=[0-9A-F)])\s*(?:{_TEXT}\{{)?\s*\(?\s*(?:in\s+)?base[\s-]+\}}?\s*\$?(?P<base>\d{{1,2}}|{_WORD})\$?\s*\)?\s*\}}?(?!\s*\d)",
+    rf"(?<=[0-9A-F)])\s*(?:{_TEXT}\{{)?\s*\(?\s*(?:in\s+)?base[\s-]+\}}?\s*\$?(\d{{1,2}}|{_WORD})\$?\s*\)?\s*\}}?(?!\s*\d)",
     re.IGNORECASE,
 )
 BASE_AFTER = re.compile(rf"\s*\(?\s*(?:in\s+)?base[\s-]+\$?(?:\d{{1,2}}|{_WORD})\$?\s*\)?", re.IGNORECASE)
@@ -39,15 +40,6 @@ _DOTTED = re.compile(
     r"|\((?P<round>\d{1,12})\)(?!\s*[(\d^]))",
     re.ASCII,
 )
-_UNITS = dict(
-    zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen".split(),
-        range(20),
-        strict=True,
-    )
-)
-_TENS = {name: 10 * (i + 2) for i, name in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _SPELLED = re.compile(
     r"(?:\\(?:text(?:bf|rm|it|normal)?|mathrm|mbox)\s*\{)?\s*([A-Za-z]{3,9}(?:[ -]+[A-Za-z]{3,9}){0,5})\s*\.?\s*\}?\.?"
@@ -79,7 +71,7 @@ def with_bases(text: str) -> str:
 
 
 def _as_subscript(match: re.Match[str]) -> str:
-    name = match["base"].lower()
+    name = next(filter(None, match.groups())).lower()
     return f"_{{{_BASES.get(name, name)}}}"
 
 

@@ -1,4 +1,4 @@
-"""Quantities that are equal in other units, times of day, dates and ratios: exact, and only if both sides are complete."""
+"""Compare quantities in different units, times of day, dates and ratios, exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLOCK = re.compile(
     r"(?P<hours>\d{1,2})(?::(?P<minutes>\d\d))?\s*(?:(?P<half>[ap])\.?\s?m\b\.?|(?P<sharp>o[’']clock))?(?:\s+sharp)?",
     re.IGNORECASE | re.ASCII,
 )
-_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     r"|nov(?:ember)?|dec(?:ember)?)\.?"
@@ -92,7 +92,7 @@ def _sum(text: str) -> tuple[Fraction, str, int] | None:
 
 
 def same_clock(gold: str, answer: str) -> bool:
-    """True if two times of day are the same: `2:30 p.m.`, `2:30`, `14:30`. Without a.m. or p.m., `2:30` is not `14:30`."""
+    """True if two times of day are the same: `2:30 p.m.` is `2:30` and `14:30`, which differ from each other."""
     ours, theirs = _clock(gold), _clock(answer)
     if ours is None or theirs is None or not (":" in gold or ours[1]) or not (":" in answer or theirs[1]):
         return False

@@ -57,12 +57,17 @@ _DENIED = re.compile(
 """Words of a sentence that denies, doubts or delays what it ends with."""
 
 _VERB = (
-    r"(?:is|are|be|becomes?|remains?|was|were|facing|faces|represents?|describes?|(?:we|I)\s+(?:get|have|obtain)|falls?\s+on|lands?\s+on"
+    r"(?:is|are|be|becomes?|remains?|was|were|facing|faces|represents?|describes?|(?:we|I)\s+(?:get|have|obtain)"
+    r"|falls?\s+on|lands?\s+on"
     r"|[Ii]t[’']s|[Tt]hat[’']s|forms?|called|point(?:s|ing)|on)"
 )
-_ADVERB = r"(?:therefore|thus|hence|indeed|clearly|always|now|simply|exactly|in\s+fact|due|called|named|definitely|also|on|to)"
+_ADVERB = (
+    r"(?:therefore|thus|hence|indeed|clearly|always|now|simply|exactly|in\s+fact|due|called|named"
+    r"|definitely|also|on|to)"
+)
 _ENDS_IN = re.compile(
-    rf"\b{_VERB}\s+(?:{_ADVERB}\s+)*[*_\"'“]*(?:the\s+(?:equation|graph|case)\s+of\s+)?(?:(?:an?|the)\s+)?[*_\"'“]*(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){{0,2}})[*_\"'”]*"
+    rf"\b{_VERB}\s+(?:{_ADVERB}\s+)*[*_\"'“]*(?:the\s+(?:equation|graph|case)\s+of\s+)?(?:(?:an?|the)\s+)?[*_\"'“]*"
+    r"(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){0,2})[*_\"'”]*"
     r"(?:,?\s+(?:centered|centred|with|of\s+radius|whose|having|because|since)\b(?![^.!?]*\b(?:or|if|but)\b)[^.!?]{1,80})?"
     r"(?:,\s*(?:not|and\s+not|rather\s+than)\s[^.!?\0]{1,30})?[.!]?[*_\"'”]*$"
 )

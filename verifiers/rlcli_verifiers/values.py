@@ -32,7 +32,10 @@ _SUFFIX = r"[!%°′'²³⁰¹⁴-⁹ⁿ₀-₉]|\\%"
 _SIGN = r"[-+−–±]"
 _OPERATOR = r"[-+−–*/^_=<>±×÷·⋅≤≥≠≈∈∪∩∖:|]"
 _MONEY = r"(?:\\?\$(?=[\d.]))?"
-_FIRST = rf"(?:(?!{_LETTER}|[\[(][A-J]\))|(?={_LETTER}\s?(?:[=<>≤≥≈≠∈^_+*/]|[-−]\s?\d|\(\w\)\s?=))|(?<!\d )(?={_LETTER}[²³⁰¹⁴-⁹]))"
+_FIRST = (
+    rf"(?:(?!{_LETTER}|[\[(][A-J]\))|(?={_LETTER}\s?(?:[=<>≤≥≈≠∈^_+*/]|[-−]\s?\d|\(\w\)\s?=))"
+    rf"|(?<!\d )(?={_LETTER}[²³⁰¹⁴-⁹]))"
+)
 _RUN = re.compile(
     rf"(?<![A-Za-z0-9_.\\])(?:{_SIGN}[ ]?)?{_MONEY}{_FIRST}{_ATOM}"
     rf"(?:{_SUFFIX}|[ ]?{_OPERATOR}+[ ]?(?:{_SIGN}[ ]?)?{_MONEY}{_ATOM}|[ ]?(?=\\[A-Za-z]){_COMMAND}"
