@@ -16,6 +16,9 @@ from rlcli_verifiers.values import FORMULA, Value, content, masked, value_at, va
 MAX_WORDS_AFTER = (2, 6)
 """Maximum number of words after the value of a sentence without a full stop, which may be cut off; after an "="."""
 
+MAX_CASES = 6
+"""Maximum number of statements that are read as cases."""
+
 MAX_LIST_LINES = 20
 """Maximum number of lines of a list at the end."""
 
@@ -173,6 +176,11 @@ _FRONT = re.compile(
 )
 """The start of a phrase of time or means before the main clause, "After eating 5 of them, he has 7 left"."""
 
+_SUBJECT = re.compile(
+    r"(?:,|\b(?:he|she|it|they|we|you|I|there|gets?|has|have|receives?|costs?|remain|(?-i:[A-Z][a-z]+))\b)(?!.*\bof\s*$)",
+    re.IGNORECASE,
+)
+_FOR = re.compile(r"\bfor\s+(?:the\s+|all\s+|these\s+|those\s+)?$", re.IGNORECASE)
 _FOLLOWS = re.compile(r"\s*(?:[-+*/=<>,;]|and\b|or\b|to\b)", re.IGNORECASE)
 _BACK = re.compile(r"\b(?:in|after|over|within|using)\s+(?:the\s+|these\s+|those\s+)?$", re.IGNORECASE)
 
@@ -226,7 +234,7 @@ def statement(text: str) -> str | None:
 def by_cases(text: str) -> list[str]:
     """The answers that a text states for several cases: "If $n$ is even, the answer is 8. If odd, the answer is 7."."""
     answers = list[str]()
-    for match in _ANSWER.finditer(text):
+    for match in [*_ANSWER.finditer(text)][-MAX_CASES:]:
         sentence_start = max(text.rfind(mark, 0, match.start()) for mark in (". ", "\n", "; ")) + 1
         if _CASE_BEFORE.match(text, sentence_start, match.start()):
             answers += of_sentence(text[match.end() :])[:1]
@@ -238,7 +246,8 @@ def of_sentence(text: str) -> list[str]:
 
     If the sentence continues with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
     """
-    displayed = FORMULA.match(text)  # it may have several lines
+    first = value_at(text, 0)
+    displayed = FORMULA.match(text) if first and first.is_formula else None  # it may have several lines
     start = displayed.end() if displayed else 0
     rest = re.sub(r"\*\*(?!\d)", "", text[start:].partition("\n")[0].rstrip())
     rest = text[:start] + re.sub(r"\s+", " ", rest)
@@ -438,11 +447,13 @@ def _main(prose: str, stated: list[Value]) -> Value | None:
     if len(values) != 2:
         return None
     first, second = values
-    if _FRONT.search(prose[: first.start]) and not _FOLLOWS.match(prose, first.end):
+    between = prose[first.end : second.start]
+    if _FRONT.search(prose[: first.start]) and _SUBJECT.search(between) and not _FOLLOWS.match(prose, first.end):
         return second
     is_last = len(prose[second.end :].split()) <= MAX_WORDS_AFTER[0] + 1
     is_plain = "=" not in first.content + second.content
-    return first if is_plain and is_last and _BACK.search(prose[first.end : second.start]) else None
+    is_price = "$" in first.content and _FOR.search(between)
+    return first if is_plain and is_last and (is_price or _BACK.search(between)) else None
 
 
 def _last_equated(sentence: str, prose: str, stated: list[Value]) -> Value | None:

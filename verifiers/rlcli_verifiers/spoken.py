@@ -59,7 +59,7 @@ _DENIED = re.compile(
 _VERB = (
     r"(?:is|are|be|becomes?|remains?|was|were|facing|faces|represents?|describes?|(?:we|I)\s+(?:get|have|obtain)"
     r"|falls?\s+on|lands?\s+on"
-    r"|[Ii]t[’']s|[Tt]hat[’']s|forms?|called|point(?:s|ing)|on)"
+    r"|[Ii]t[’']s|[Tt]hat[’']s|forms?|consists?\s+of|called|point(?:s|ing)|on)"
 )
 _ADVERB = (
     r"(?:therefore|thus|hence|indeed|clearly|always|now|simply|exactly|in\s+fact|due|called|named"
@@ -76,19 +76,23 @@ _DATE = re.compile(
     r"(?:\s+\d{1,2}(?:st|nd|rd|th)?)?(?:,?\s+\d{4})?)[*_.!\s]*$"
 )
 _NONEXISTENT = re.compile(r"\b(?P<phrase>does\s+not\s+exist)\W*$", re.IGNORECASE)
+_NEITHER = re.compile(r"\bis\s+(?P<phrase>neither)\s+\w+\s+nor\s+\w+\W*$", re.IGNORECASE)
+_AFTER_SIGN = re.compile(r"[:=→]\s*[*_]*(?P<phrase>[A-Za-z]{3,})[*_.!]*$")
 _SUPERLATIVE = re.compile(
     r"\W*(?:(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally)\b[\s,]*)?(?!(?:It|This|That|He|She|They|There|We|The|These|Each|One|What|Who)\b)"
     r"(?P<phrase>[A-Z][a-z]+)\s+(?:is|was|has|had|ran|drove)\s+the\s+(?!second|third|next)(?:[a-z]+est|most|winner|oldest|youngest)\b[^,;.!?]{0,60}[.!]?\W*$"
 )
 """A name at the start of a sentence, "So Evelyn is the fastest.\""""
 
-_ASIDE = re.compile(r"(?<=[A-Za-z*])\s*\((?![^()]*\b(?:or|not|maybe|perhaps|possibly|if)\b)[^()]{1,60}\)(?=\W*$)")
+_ASIDE = re.compile(
+    r"(?<=[A-Za-z*])\s*\((?!(?!not\s+an?\s)[^()]*\b(?:or|not|maybe|perhaps|possibly|if)\b)[^()]{1,60}\)(?=\W*$)"
+)
 _WHOLE = re.compile(
     r"[*_#>\s]*(?:(?:an?|the)\s+)?(?P<phrase>[A-Za-z][A-Za-z'-]+(?:\s+[A-Za-z'-]+){0,2})[*_.!\s]*", re.IGNORECASE
 )
 _ALTERNATIVE = re.compile(r"\b(?:or|and|nor|but)\b")
 _YES = re.compile(
-    r"\W*(?:(?:so|thus|hence|therefore)\W+)?(?P<word>yes|no)\b(?=\W*$|[,.;:—–-])(?![^.]*\b(?:but|however)\b)",
+    r"\W*(?:(?:so|thus|hence|therefore)\W+)?[*_]*(?P<word>yes|no)\b(?=\W*$|[*_]*[,.;:—–-])(?![^.]*\b(?:but|however)\b)",
     re.IGNORECASE,
 )
 
@@ -156,12 +160,12 @@ def ending(sentence: str) -> list[str]:
     prose = masked(sentence)
     if match := _YES.match(prose):
         return [match["word"]]
-    if match := _NONEXISTENT.search(prose):
+    if match := _NONEXISTENT.search(prose) or _NEITHER.search(prose):
         return [match["phrase"]]
     if (match := _SUPERLATIVE.match(prose)) and not _DENIED.search(prose):
         return [match["phrase"]]
     prose = _ASIDE.sub("", prose)
-    match = _DATE.search(prose) or _last_clause(prose) or _WHOLE.fullmatch(prose)
+    match = _DATE.search(prose) or _last_clause(prose) or _AFTER_SIGN.search(prose) or _WHOLE.fullmatch(prose)
     if not match or _ALTERNATIVE.search(match["phrase"]):
         return []
     before = prose[: match.start("phrase")]
