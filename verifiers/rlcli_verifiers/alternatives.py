@@ -29,22 +29,54 @@ _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 _NEGATION = re.compile(r"\b(?:not|instead\s+of)\b", re.IGNORECASE)
 """A value after such a word is no element of a list: "42, not 43"."""
 
+_ASIDE = rf"(?:\((?!\s*(?:or|and|maybe|perhaps|possibly|not|i\.?e)\b)[A-Za-z][^()\n\d]{{0,40}}\){_CLOSED})?"
+"""What an answer is for, "7 (inclusive)"."""
+
 _OR = re.compile(
     rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _BARE_OR = re.compile(
-    rf"{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
+    rf"{_CLOSED}{_ASIDE}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII
 )
 _LISTED = re.compile(
-    rf"{_CLOSED}(?:(?P<mark>[,;/~])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}", re.IGNORECASE | re.ASCII
+    rf"{_CLOSED}(?P<aside>{_ASIDE})(?:(?P<mark>[,;/~&])\s*+(?:(?:and|or)\b)?|,?\s*+\(?(?:or|and|to)\b){_FILLERS}",
+    re.IGNORECASE | re.ASCII,
 )
 _ANOTHER_THING = re.compile(rf"{_CLOSED}{_UNIT}{_CLOSED},?\s*+(?:and|&)\s++(?=[\d$\\−-])", re.IGNORECASE | re.ASCII)
 _CONDITIONAL = re.compile(
-    rf"{_CLOSED}(?:if|when|for|where|at)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)\s++(?=[\d$\\−-])"
-    rf"(?=[^.\n]{{1,40}}?\b(?:if|when|for|at|otherwise|else)\b)",
+    rf"{_CLOSED}(?:if|when|for|where|at)\b[^.;\n]{{0,{MAX_GAP_CHARS}}}?(?:,|;|\band|\bor|\bbut|\botherwise|\belse)(?:\s+(?:else|otherwise),?)?\s(?=[\d$\\−-])"
+    rf"(?:(?<=else\s)|(?<=otherwise\s)|(?=[^.\n]{{1,40}}?\b(?:if|when|for|at|otherwise|else)\b))",
     re.IGNORECASE,
 )
 """Several answers by cases, "$48$ if $n$ is even and $24$ if $n$ is odd"."""
+_CASE = r"(?:if|when|assuming|provided|counting|including|excluding|unless|should|in\s+case)\b"
+_SUBJUNCTIVE = re.compile(
+    r"\b(?:would|were|had|could|might|not|never|no|cannot)\b|n[’']t\b|[a-z]ed\s+\w+,", re.IGNORECASE
+)
+_OTHER_CASE = re.compile(
+    rf"{_CLOSED}(?:{_UNIT}{_CLOSED})?[.,;:]?\s*+[—–(]?\s*+(?:(?:or|but|and|while|although|though)\b,?\s+)?{_CASE}"
+    rf"(?P<case>[^.;\n$\d\\]{{1,{MAX_GAP_CHARS}}}?(?:,|\b(?:it|is|are|becomes?|get|gives?|then|have|it[’']s))\s+)"
+    r"(?=[\d$\\−-])",
+    re.IGNORECASE,
+)
+"""Another answer in another case: "$14$, or if we include zero, $15$"; "(if we did, it would be $15$)" is a remark."""
+_ELSE = re.compile(
+    rf"{_CLOSED}[^.\n$\d\\]{{0,{MAX_GAP_CHARS}}}\b(?:otherwise|else)\b,?\s+(?:it\s+is\s+|it[’']s\s+)?(?=[\d$\\−-])",
+    re.IGNORECASE,
+)
+_NUMBER_ALSO = re.compile(
+    r"[^\n]{0,80}?[\s(,;](?:"
+    r"(?:some|one|others)\s+(?:people\s+)?(?:might|would|may|could)\s+(?:say|argue|claim|answer)\s+(?=\$?-?\d)"
+    r"|(?=\$?-?\d[\d.,/]*+\$?\s+(?:(?:is|would|could|might|may)\s+also|also\s+works|works\s+too|is\s+(?:acceptable|possible|plausible))\b"
+    r"(?!\s+(?:not|too|less|greater|even|odd|prime|an?\s|divisible))))",
+    re.IGNORECASE | re.ASCII,
+)
+"""Another answer that is also allowed, "but 11 is also acceptable"."""
+_CASE_IN_BRACKETS = re.compile(
+    rf"{_CLOSED}(?:{_UNIT}{_CLOSED})?\(\s*+(?=[^()\n]{{1,{MAX_GAP_CHARS}}}?\b{_CASE})", re.IGNORECASE
+)
+"""The same in brackets, "14 (15 if zero counts)"."""
+_CASE_AFTER = re.compile(rf"\$?(?:\s+[a-z]+){{0,2}}\s+{_CASE}(?P<case>[^()\n]{{0,{MAX_GAP_CHARS}}})", re.IGNORECASE)
 _END_OF_ITEM = re.compile(r"[\s*_`)\]}.!]*(?:$|\n|[,;/~]|(?:or|and)\b)", re.IGNORECASE)
 _DOUBT = re.compile(
     rf"[^.;\n]{{0,{MAX_GAP_CHARS}}}?\b(?:maybe|perhaps|possibly|(?:could|might|may|can)\s+(?:also\s+|as\s+well\s+)?be|alternatively)\b{_FILLERS}",
@@ -62,18 +94,33 @@ _JOINED = re.compile(
     r"(?:[A-Za-z](?:_?\w{1,2})?\s*=\s*)?",
     re.IGNORECASE,
 )
+_NEXT_CASE = re.compile(
+    r"[\s.,;]*(?:(?:case|option|interpretation|scenario|method|approach|answer|possibility)\s+(?:\d|two|three|b|c|ii)\b|without\b|otherwise\b"
+    r"|if\s+not\b|second\s+(?:approach|method|case)\b)[^.!?\n]{0,80}",
+    re.IGNORECASE,
+)
+"""Between two boxes: the second one is for another case or found in another way."""
+
 _AND_OR = re.compile(r"\\(?:(?P<either>lor|vee|cup)|(?P<both>land|wedge|&))(?![A-Za-z])")
 _WRAPPER = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|underline)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:[a-z]{4,12}|big|Big)(?![A-Za-z])|\\[^A-Za-z]|[$*_`()\[\]{}#>]")
 _TAKEN_BACK = re.compile(
     r"\b(?:no|not|wait|actually|rather|instead|sorry|correction|mistake|wrong|incorrect|check)\b", re.IGNORECASE
 )
+_NEW_VALUE = r"\**(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d|\(?(?-i:[A-J])\)?)\**(?=\s*(?:[.!;\n]|$|instead\b))"
 _CORRECTED = re.compile(
-    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry)\b[,:.;—–-]*"
+    r"\b(?:wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry|no(?=,?\s+(?:it|that|the\s+answer)\b))\b[,:.;—–-]*"
     r"(?:\s*\b(?:no|it|its|it's|is|should|must|be|that|the|answer|so|actually|make|to)\b[,:.]*)*\s*"
-    r"(?P<number>\$[^$\n]+\$|\\\(.+?\\\)|-?[\d.,/]*\d)(?=\s*(?:[.!;\n]|$|instead\b))",
+    rf"{_NEW_VALUE}",
     re.IGNORECASE | re.ASCII,
 )
+_CORRECTED_LATER = re.compile(
+    r"\b(?:wait|oops|hold\s+on|hmm+|actually|correction|mistake|sorry|scratch\s+that)\b[^\n$]{0,120}?"
+    r"\b(?:answer|it|total|count|value|result|number|that)(?:[’']s|\s+(?:is|should\s+be|must\s+be|becomes|equals|actually\s+is))"
+    rf"\s+(?:actually\s+|now\s+|really\s+|then\s+)?(?:option\s+)?{_NEW_VALUE}",
+    re.IGNORECASE | re.ASCII,
+)
+"""The same with more words: "Oops, I forgot zero, so it is 12."."""
 
 
 def offered(text: str, start: int, is_list: bool = False) -> list[str]:
@@ -102,9 +149,28 @@ def _next_alternative(text: str, start: int, is_list: bool) -> Value | None:
         about = _ABOUT_NEXT.match(text, joiner.end())
         at = about.end() if about else joiner.end()
         other = value_at(text, at) or _letter_at(text, at)
-        if other and (pattern is not _LISTED or not joiner["mark"] or _END_OF_ITEM.match(text, other.end)):
+        if other and (
+            pattern is not _LISTED or not joiner["mark"] or joiner["aside"] or _END_OF_ITEM.match(text, other.end)
+        ):
             return other
-    return None
+    return _in_other_case(text, start)
+
+
+def _in_other_case(text: str, start: int) -> Value | None:
+    """The number that a text states for another case than that of the answer before it."""
+    match = _OTHER_CASE.match(text, start)
+    if match and _SUBJUNCTIVE.search(match["case"]):
+        match = None
+    if match := match or _ELSE.match(text, start) or _NUMBER_ALSO.match(text, start):
+        other = value_at(text, match.end())
+    elif in_brackets := _CASE_IN_BRACKETS.match(text, start):
+        other = value_at(text, in_brackets.end())
+        case = _CASE_AFTER.match(text, other.end) if other else None
+        if case is None or _SUBJUNCTIVE.search(case["case"]):
+            return None
+    else:
+        return None
+    return None if other is None or other.is_name or re.search("[=<>]", other.content) else other
 
 
 def _letter_at(text: str, at: int) -> Value | None:
@@ -135,7 +201,10 @@ def joined_before(text: str, marked: list[tuple[int, int, str]], by_nothing: boo
 
 def corrected(rest: str) -> str | None:
     """The answer with which a text replaces the one just before it; None if it does not."""
-    numbers = [match["number"] for match in _CORRECTED.finditer(rest)]
+    matches = sorted(
+        [*_CORRECTED.finditer(rest), *_CORRECTED_LATER.finditer(rest)], key=lambda match: match.start("number")
+    )
+    numbers = [match["number"] for match in matches]
     if not numbers:
         return None
     formula = FORMULA.fullmatch(numbers[-1])
@@ -147,6 +216,8 @@ def _are_joined(between: str, by_nothing: bool) -> bool:
     if len(between) > 400:
         return False
     plain = _spoken(between)
+    if _NEXT_CASE.fullmatch(plain) and not _TAKEN_BACK.search(plain):
+        return True
     match = _JOINED.fullmatch(plain)
     if not match or _TAKEN_BACK.search(plain):
         return False

@@ -20,6 +20,8 @@ from rlcli_verifiers.notation import (
     without_letters,
     words,
 )
+from rlcli_verifiers.numerals import without_modulus
+from rlcli_verifiers.quantities import same_clock, same_date, same_in_other_units, same_ratio, same_sum
 from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
@@ -62,9 +64,13 @@ _LABEL = re.compile(
 _ANY_LABEL = re.compile(r"(?<![A-Za-z\\])\(?[A-J]\s*[).]|(?<![A-Za-z\\])[A-J](?![A-Za-z])\s*$")
 _COORDINATE = re.compile(r"([A-Za-z](?:_\{?\d\}?)?)\s*=\s*(.+)")
 _LABELLED_POINT = re.compile(
-    r"(?:[A-Z](?:_\{?\w\}?|')?|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
+    r"(?:[A-Z](?:_\{?\w\}?|')?|(?:\\text\s*\{\s*)?(?:[Tt]he )?[Pp]oint\s*\}?"
+    r"|\\(?:vec|overrightarrow|overline)\{[^{}]{1,6}\})\s*=?\s*(?=\([^()]*,)"
 )
 _COLUMN = re.compile(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}")
+_NAMED_SET = re.compile(r"^[A-Z]\s*=\s*(?=\\\{)")
+_POINT_OF_BOTH_SIGNS = re.compile(r"\\pm\s*\(([^()]*,[^()]*)\)")
+_NAMED_TUPLE = re.compile(r"\(([A-Za-z](?:\s*,\s*[A-Za-z])+)\)\s*=\s*\(([^()]*)\)")
 _AXES = ("i", "j", "k")
 _AXIS = r"(?:\\(?:hat|vec|mathbf|bold|boldsymbol)\s*\{?\s*(?:\\[ij]math|[ijk])\s*\}?|[ijk])"
 _VECTOR_SUM = re.compile(rf"\s*([-+]?\s*[^-+ijk]*?)\s*\*?({_AXIS})(?![A-Za-z])")
@@ -110,6 +116,11 @@ def equal(gold: str, answer: str) -> bool:
         return False
     gold, answer = clean(gold), clean(answer)
     if squeezed(gold) == squeezed(answer):
+        return True
+    (gold, modulus), (answer, other_modulus) = without_modulus(gold), without_modulus(answer)
+    if modulus and other_modulus and modulus != other_modulus:
+        return False
+    if same_sum(gold, answer):
         return True
     if any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer)):
         return True
@@ -167,6 +178,12 @@ def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
 
 def _as_points(ours: list[str], theirs: list[str]) -> tuple[list[str], list[str]]:
     """`x = 3, y = 4` as the point `(3, 4)`, if the other side is one point."""
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if len(one) > 1 and len(other) == 1 and (named := _NAMED_TUPLE.fullmatch(other[0])):
+            pairs = list(zip(named[1].split(","), named[2].split(","), strict=False))
+            if len(pairs) == len(one) == named[2].count(",") + 1:
+                items = [f"{name.strip()}={value.strip()}" for name, value in pairs]
+                return (one, items) if one is ours else (items, one)
     if len(theirs) == 1 and _span(theirs[0]):
         return _point(ours) or ours, theirs
     if len(ours) == 1 and _span(ours[0]):
@@ -185,17 +202,35 @@ def _point(items: list[str]) -> list[str] | None:
 def _items(text: str) -> list[str]:
     """The elements of a list, set or union; any other text is its own only element."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
+    text = _NAMED_SET.sub("", text, count=1)
+    if squeezed(text) == r"\{\emptyset\}":
+        return [text]
     if text.startswith(r"\{") and text.endswith(r"\}") and mask(text[1:-2] + text[-1]).strip("\0") == "":
         text = text[2:-2]
     elif text.startswith("{") and text.endswith("}") and "\0" * len(text) == mask(text):
         text = text[1:-1]
     items: list[str] = []
     for item in split(text, _LIST):
-        if len(_PLUS_MINUS.findall(item)) == 1:
+        if both := _both_signs(item):
+            items += both
+        elif len(_PLUS_MINUS.findall(item)) == 1:
             items += [_PLUS_MINUS.sub(sign, item) for sign in "+-"]
         elif item:
             items.append(item)
     return items or [text]
+
+
+def _both_signs(item: str) -> list[str]:
+    r"""The two points that `\pm(1, -1)` and `(\pm1, \mp1)` stand for; none for any other text."""
+    if point := _POINT_OF_BOTH_SIGNS.fullmatch(item):
+        parts = split(point[1], re.compile(","))
+        return [f"({point[1]})", f"({','.join(f'-({part})' for part in parts)})"]
+    if item.startswith("(") and r"\pm" in item and r"\mp" in item:
+        return [
+            item.replace(r"\pm", upper).replace(r"\mp", lower).replace("(+", "(").replace(",+", ",").replace(", +", ",")
+            for upper, lower in ("+-", "-+")
+        ]
+    return []
 
 
 def _same_item(gold: str, answer: str) -> bool:
@@ -204,6 +239,8 @@ def _same_item(gold: str, answer: str) -> bool:
     is_same_choice = _same_choice(gold, answer)
     if is_same_choice is not None:
         return is_same_choice
+    if same_date(gold, answer):
+        return True
     phrase = words(gold)
     if phrase is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
         return phrase == words(answer)
@@ -216,7 +253,7 @@ def _same_item(gold: str, answer: str) -> bool:
     if span or other:
         return False
     if ":" in gold or ":" in answer:
-        return _same_time(gold, answer)
+        return _same_time(gold, answer) or same_clock(gold, answer) or same_ratio(gold, answer)
     return _same_quantity(measured(gold), measured(answer))
 
 
@@ -235,11 +272,18 @@ def _spans(gold: str, answer: str) -> tuple[Span | None, Span | None]:
     """Both texts as points or intervals; a vector is one beside a point or another notation of vectors."""
     span, other = _span(gold), _span(answer)
     if span or other:
-        return span or _vector(gold), other or _vector(answer)
+        sides = span or _vector(gold), other or _vector(answer)
+        is_beside_vector = None in (span, other)  # so `[1, 2]` is a vector too
+        return (_as_vector(sides[0]), _as_vector(sides[1])) if is_beside_vector else sides
     if "matrix" in gold and "matrix" in answer:
         return None, None
     vector, other_vector = _vector(gold), _vector(answer)
     return (vector, other_vector) if vector and other_vector else (None, None)
+
+
+def _as_vector(span: Span | None) -> Span | None:
+    is_closed = span is not None and (span.opening, span.closing, span.name) == ("[", "]", "")
+    return Span("(", span.parts, ")") if span and is_closed else span
 
 
 def _same_span(gold: Span, answer: Span) -> bool:
@@ -256,6 +300,13 @@ def _choice(text: str) -> tuple[str, bool] | None:
     if not match:
         return None
     return match["letter"], bool(match["mark"]) or plain != text or match["letter"] in "ABCDFGH"
+
+
+def is_choice(text: str) -> bool:
+    """True for the letter of a choice, `(B)`, with or without its value."""
+    text = clean(text)
+    choice = _choice(text)
+    return _labelled(text) is not None or (choice is not None and choice[1] and choice[0].isupper())
 
 
 def _labelled(text: str) -> tuple[str, str] | None:
@@ -395,10 +446,17 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 
 
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
-    if not agree(gold.unit, answer.unit):
-        return False
+    if not agree(gold.unit, answer.unit) and {gold.unit, answer.unit} != {"deg", "rad"}:
+        amount, other_amount = number(gold.body), number(answer.body)
+        if not (amount and other_amount) or gold.percent or answer.percent:
+            return False
+        return same_in_other_units(amount[0], gold.unit, other_amount[0], answer.unit)
     if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
+    if _is_angle(gold, answer):
+        return symbolic.same(rf"({gold.body})\cdot\frac{{\pi}}{{180}}", answer.body)
+    if _is_angle(answer, gold):
+        return symbolic.same(gold.body, rf"({answer.body})\cdot\frac{{\pi}}{{180}}")
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
     if base or other_base:
         bare = not (gold.unit or answer.unit or gold.percent or answer.percent)
@@ -419,6 +477,12 @@ def _same_quantity(gold: Measure, answer: Measure) -> bool:
         if body != answer.body:
             return _same_quantity(gold, Measure(body, False, gold.unit, answer.approximate))
     return symbolic.same(gold.body, answer.body)
+
+
+def _is_angle(degrees: Measure, radians: Measure) -> bool:
+    r"""True if one is in degrees and the other, a multiple of `\pi`, may only be in radians."""
+    is_multiple = r"\pi" in radians.body or radians.unit == "rad"
+    return degrees.unit == "deg" and radians.unit in ("", "rad") and is_multiple and r"\pi" not in degrees.body
 
 
 def _is_rounded(gold: Measure, decimals: int) -> bool:

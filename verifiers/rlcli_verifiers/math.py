@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import re
+
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers import symbolic
+from rlcli_verifiers import spoken, symbolic
 from rlcli_verifiers.alternatives import corrected, joined_before, last_boxes, offered
+from rlcli_verifiers.answer_words import foreign_statements
 from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer, tags
-from rlcli_verifiers.latex import equal
-from rlcli_verifiers.sentences import of_last_line, of_last_sentence, of_sentence, statement
+from rlcli_verifiers.latex import equal, is_choice
+from rlcli_verifiers.notation import clean, words
+from rlcli_verifiers.sentences import (
+    by_cases,
+    last_sentence,
+    of_last_line,
+    of_last_sentence,
+    of_sentence,
+    statement,
+    tidy,
+)
 
 ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
+
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE
+)
+"""Words before a box that is not the answer, "not $\\boxed{42}$"."""
+
+_OPEN_ENDED = re.compile(r"[\s$\\)]*(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE)
+"""After a box, "or more"."""
+
+_OPEN_BOX = re.compile(r"\\boxed\s*\{[^{}\n]*$")
+
+_DECIMAL_COMMA = re.compile(r"\D{0,4}\d+,\d+\D{0,40}")
 
 TAIL_CHARS = 8000
 """The answer is searched in this many characters at the end of a response."""
@@ -29,12 +53,64 @@ def verify(request: VerifyRequest) -> Verdict:
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
-    stated = extract(text[-TAIL_CHARS:])
-    if not stated:
+    tail = tidy(text[-TAIL_CHARS:])
+    stated = extract(tail)
+    if said := _in_words(truth, tail, stated):
+        return judged(_is_said(truth, said), ", ".join(said))
+    is_unmarked_word = words(clean(truth)) is not None and not is_choice(truth) and not (_marked(tail) or tags(tail))
+    if not stated or is_unmarked_word:
         return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
     right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
-    return judged(right, answer)
+    return judged(right or _sentence_is_right(truth, stated) or _local_is_right(truth, tail, stated), answer)
+
+
+def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
+    """The choice or the word that a text states, if the ground truth is one; none if a box or the like states it."""
+    if is_choice(truth):
+        return spoken.also_chosen(text) or ([] if any(map(is_choice, stated)) else _chosen(text))
+    if words(clean(truth)) is None:
+        return []
+    if _marked(text) or tags(text):
+        return stated if len(stated) == 1 else []
+    return spoken.ending(last_sentence(text))
+
+
+def _chosen(text: str) -> list[str]:
+    """The choice that the last sentence, else the last line, states."""
+    lines = [line for line in text.splitlines() if line.strip()][-2:]
+    is_question = len(lines) == 2 and all(map(spoken.is_labelled, lines))
+    return [] if is_question else spoken.chosen(last_sentence(text)) or spoken.chosen(lines[-1] if lines else "")
+
+
+def _is_said(truth: str, said: list[str]) -> bool:
+    """True if the only choice or word of an answer is the ground truth."""
+    phrase, answer = words(clean(truth)), said[0]
+    if len(said) > 1:
+        return False
+    if phrase is None or equal(truth, answer):
+        return equal(truth, answer)
+    plain = words(clean(answer)) or ""
+    return any(spoken.same_phrase(phrase, part) for part in (plain, *spoken.ending(plain)))
+
+
+def _local_is_right(truth: str, text: str, stated: list[str]) -> bool:
+    """True for a right ratio in words, "3 to 4", and a right decimal comma in a text that is not in English."""
+    if len(stated) == 2 and ":" in truth and f"{stated[0]} to {stated[1]}" in text:
+        return equal(truth, ":".join(stated))
+    is_local = len(stated) == 1 and _DECIMAL_COMMA.fullmatch(stated[0]) and foreign_statements(text)
+    return bool(is_local) and equal(truth, stated[0].replace(",", "."))
+
+
+def _sentence_is_right(truth: str, stated: list[str]) -> bool:
+    r"""True if the answer is a sentence, `\text{The answer is } 5`, that states the ground truth."""
+    sentence = spoken.boxed_sentence(stated[0]) if len(stated) == 1 else None
+    if sentence is None:
+        return False
+    if is_choice(truth) and (letters := spoken.chosen(sentence)):
+        return letters == [truth.strip()] or (len(letters) == 1 and equal(truth, letters[0]))
+    answers = _marked(sentence) or of_last_sentence(sentence)
+    return bool(answers) and equal(truth, ", ".join(answers))
 
 
 def _completed(stated: list[str]) -> list[str]:
@@ -68,6 +144,8 @@ def extract(text: str) -> list[str]:
     the last one counts.
     """
     tagged = tags(text)
+    if _OPEN_BOX.search(text) and not (tagged or boxes(text)):
+        return []  # cut off
     if not tagged or boxes(text[tagged[-1][1] :]):  # a box after it is later
         return _marked(text) or of_last_line(text) or of_last_sentence(text)
     *_, (_, end, last) = tagged
@@ -78,11 +156,13 @@ def extract(text: str) -> list[str]:
 
 def _marked(text: str) -> list[str]:
     """The answer in the last box, else after the last "the answer is"; or in a correction after it."""
-    marked = boxes(text)
+    marked = [box for box in boxes(text) if not _DENIED_BEFORE.search(text, max(0, box[0] - 40), box[0])]
     rest = text[marked[-1][1] :] if marked else statement(text)
     if rest is None:
+        return []
+    if marked and _OPEN_ENDED.match(rest):
         return []
     correction = corrected(rest)
     if correction is not None:
         return [correction]
-    return last_boxes(text, marked) if marked else of_sentence(rest)
+    return last_boxes(text, marked) if marked else by_cases(text) or of_sentence(rest)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 from rlcli_verifiers.nouns import SCALES, noun
+from rlcli_verifiers.numerals import endless, periodic, spelled, with_bases, with_roots
 from rlcli_verifiers.units import unit as known_unit
 
 _MAX_INFIX = 8
@@ -66,22 +68,42 @@ _OVERLINED = re.compile("((?:\\d\u0305)+)")
 _MICRO = re.compile("[µμ](?=[mgslAVFWJ](?![a-z]))")
 """A prefix of a unit, which `units.py` reads; any other mu is a Greek letter."""
 
-_UNIT_SIGNS = frozenset("Ω€£¥¢")
+_UNIT_SIGNS = frozenset("Ω€£¥¢₹")
 
 _SWITCHES = (
     "tiny scriptsize footnotesize small normalsize large Large LARGE huge Huge bfseries itshape rmfamily sffamily"
 )
-_STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
+_STYLES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[\w+\])?\s*\{[^{}]*\}"), " "),
     (re.compile(rf"\\(?:{_SWITCHES.replace(' ', '|')})(?![A-Za-z])"), " "),
     (re.compile(r"\\(?:bm|pmb|mathsf|mathtt|mathnormal|ensuremath|mathop|mathrel|mathord)(?=\s*\{)"), r"\\mathrm"),
     (re.compile(r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1\\text{ \2}"),
     (re.compile(r"\\[lr]?vert(?![A-Za-z])"), "|"),
+    (re.compile(r"\\colon(?![A-Za-z])|\{:\}|\\!:\\!"), ":"),
+    (re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),  # a decimal comma
+    (re.compile(r"^\s*(?:\\text\s*\{\s*)?Rs\.?\s*\}?\s*(?=\d)"), "₹"),
+    (re.compile(r"(?<![\d.,])(\d{1,3})\.(\d{3}),(\d{1,2})(?![\d,.])"), r"\1\2.\3"),  # 1.234,50
+    (re.compile(r"^[(\[]([^()\[\]]*,[^()\[\]]*)[)\]]\s*\^\s*\{?\s*(?:T|\\top)\s*\}?$"), r"(\1)"),  # a column
+    (re.compile(r"(?:\\(?:checkmark|blacksquare|square|qed|Box)(?![A-Za-z])|[✓✔∎■□\s])+$|(?:\\\\)\s*$"), ""),
+    (re.compile(r"^(-?\d{1,3}(?: \d{3})+)(?=(?:\.\d+)?$)"), lambda match: match[0].replace(" ", "")),
+    (
+        re.compile(
+            r"\\(sin|cos|tan|cot|sec|csc)\s*(?:\{|\()?\s*(\d{1,4})\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?:\}|\))?"
+        ),
+        r"\\\1\\left(\\frac{\2\\pi}{180}\\right)",
+    ),
+    (
+        re.compile(r"^(?=\])\]([^\[\]()]+[,;][^\[\]()]+)([\[\]])$"),
+        lambda match: f"({match[1]}{')' if match[2] == '[' else ']'}",
+    ),
+    (re.compile(r"^\[([^\[\]()]+[,;][^\[\]()]+)\[$"), r"[\1)"),
+    (re.compile(r"(?<=[)\]}])\s*U\s*(?=[(\[]|\\\{)"), r"\\cup "),
     (re.compile(r"\\lbrack(?![A-Za-z])"), "["),
     (re.compile(r"\\rbrack(?![A-Za-z])"), "]"),
     (re.compile(r"\\langle(?![A-Za-z])"), "("),
     (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\not\s*="), r"\\ne "),
+    (re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]"), r"\\\\ "),
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:dots|ldots|cdots)(?![A-Za-z])"), r"\\dots"),
 )
@@ -90,10 +112,10 @@ _STYLES: tuple[tuple[re.Pattern[str], str], ...] = (
 _INFIX = re.compile(r"\\(over|choose|atop)(?![A-Za-z])")
 _SIDES = "=<>,;"
 _TEXT_OF_REALS = re.compile(
-    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?all\s+reals?[^{}]*)\}", re.IGNORECASE
+    r"\\(?:text|mathrm|mbox)\s*\{(\s*(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?[^{}]*)\}", re.IGNORECASE
 )
 _WORDS_FOR_REALS = re.compile(
-    r"^(?:the\s+set\s+of\s+)?all\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
+    r"^(?:the\s+set\s+of\s+)?(?:all|any|every)\s+real\s+(?:numbers?|values?)(?:\s+(?:of\s+)?[a-z](?![A-Za-z]))?|^all\s+reals(?![A-Za-z])",
     re.IGNORECASE,
 )
 _EXCEPT = re.compile(
@@ -106,7 +128,7 @@ _INVISIBLE = re.compile(
     r"|\\[!,;:>]|\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\ |~|(?<!\\)\$"
 )
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)\s*+(?=\d{3}(?!\d))")
-_JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(,?)\s*(or|and)\s*\}")
+_JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(?=[,oa])(,?)\s*(or|and|)\s*\}")
 _FONT = re.compile(  # for one letter, but `5\text{m}` has a unit
     r"(?!(?<=[\d}\s,;~!/])\\(?:text|mathrm|mbox)\s*\{[ghlmsACFJKLNVW]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
 )
@@ -114,6 +136,10 @@ _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf)|mbox|boldsymbol|underline)\s*\{([^{}]*)\}"
 )
 _ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|\s]*\}(.*?)\\end\{array\}\s*[)\]]")
+_ROW = re.compile(r"\[\s*([^\[\]()]*,[^\[\]()]*)\]")
+_ROWS = re.compile(r"\s*\[\s*\[[^\[\]()]*,[^\[\]()]*\](?:\s*,\s*\[[^\[\]()]*,[^\[\]()]*\])+\s*\]\s*")
+"""A matrix as a list of its rows, `[[1, 2], [3, 4]]`."""
+
 _MONEY_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|mathrm|mbox)\s*\{[^{}]*\}")
 _ASCII_NAMES = {"inf": "infty", "infinity": "infty", "oo": "infty"}
 _ASCII_NAME = re.compile(
@@ -124,9 +150,14 @@ _TYPED = re.compile(
     r"\^\s*\(|\\exp(?![A-Za-z])|\*\*"
     r"|(?<![A-Za-z\\])(?:sqrt|pi|inf|oo|exp|log|ln|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
 )
-_CONDITION = re.compile(r"^\\\{\s*([A-Za-z])\s*(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$")
+_CONDITION = re.compile(
+    r"^\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$"
+)
 """A set by its condition, `\\{x \\mid x > 2\\}`."""
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_NO_SOLUTION = re.compile(
+    r"^(?:there\s+(?:is|are)\s+)?no\s+(?:real\s+)?solutions?(?:\s+exists?)?\.?$|^(?:the\s+)?empty\s+set$", re.IGNORECASE
+)
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 
@@ -151,13 +182,13 @@ _POWER_OF_UNIT = r"\^\s*+(?:\d|\{\s*+-?\d\s*+\})"
 # What may be the unit after a quantity: pieces of text, or plain words.
 _TEXT_TAIL = re.compile(rf"\s*+{_GROUP}(?:\s*+(?:{_GROUP}|{_POWER_OF_UNIT}|/|\\cdot(?![A-Za-z])))*+\s*+$")
 _WORD_TAIL = re.compile(
-    rf"(?<![A-Za-z\\µμ])(?:\s*+(?:[A-Za-zµμ]++|[＄€£¥¢]|{_POWER_OF_UNIT}|[./'’-]|\*(?!\*)|\\cdot(?![A-Za-z])))++\s*+$"
+    rf"(?<![A-Za-z\\µμ])(?:\s*+(?:[A-Za-zµμ]++|[＄€£¥₹¢]|{_POWER_OF_UNIT}|[./'’-]|\*(?!\*)|\\cdot(?![A-Za-z])))++\s*+$"
 )
 _UNIT_FRACTION = re.compile(
     rf"(?<=[\d}}\s,;!])\\frac\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\s*$"
 )
 _ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\(?:text|mathrm|mbox)\s*\{)?\s*(?:st|nd|rd|th)\s*\}*$")
-_MONEY = re.compile(r"^(-?)\s*([＄£€¥])\s*(?=[-.\d\\({])")
+_MONEY = re.compile(r"^(-?)\s*([＄£€¥₹])\s*(?=[-.\d\\({])")
 _USD = re.compile(r"^(-?)\s*\\text\{\s*(?:USD|US\s*＄)\s*\}")
 _APPROXIMATE = re.compile(r"^\s*(?:\\approx|≈|\\text\{\s*(?:about|approximately)\s*\}|about |approximately )\s*")
 
@@ -178,18 +209,27 @@ class Measure(NamedTuple):
 @lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     r"""Normalise LaTeX: `\dfrac12` and `\tfrac 1 2` to `\frac{1}{2}`, `10{,}000` to `10000`; remove sizes."""
-    text = plain_characters(text).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = (
+        plain_characters(with_roots(periodic(endless(with_bases(spelled(text.strip()))))))
+        .replace("\n", " ")
+        .replace(r"\lbrace", r"\{")
+        .replace(r"\rbrace", r"\}")
+    )
     text = _without_styles(text)
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
+    if _ROWS.fullmatch(text):
+        rows = r"\\".join(row.replace(",", "&") for row in _ROW.findall(text))
+        text = rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}"
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped[1].strip()
     while text.startswith("{") and text.endswith("}") and _argument(text, 0)[1] == len(text):
         text = text[1:-1].strip()
+    text = _NO_SOLUTION.sub(r"\\emptyset", text)
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", _CONDITION.sub(r"\2", text))
     return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
 
@@ -222,9 +262,9 @@ def _plain_character(character: str) -> str:
 
 def _without_styles(text: str) -> str:
     r"""Remove colours and sizes; turn `{3 \over 4}` into `\frac{3}{4}`, `{5 \choose 2}` into `\binom{5}{2}`."""
+    for pattern, replacement in _STYLES:
+        text = pattern.sub(replacement, text)
     if "\\" in text:
-        for pattern, replacement in _STYLES:
-            text = pattern.sub(replacement, text)
         for _ in range(_MAX_INFIX):
             infix = _INFIX.search(text)
             if infix is None:
@@ -397,7 +437,7 @@ def _without_unit(text: str) -> tuple[str, str]:
     """Remove the unit or noun at the end; returns the text and that unit. A scale ("million") is multiplied."""
     for pattern in (_TEXT_TAIL, _WORD_TAIL):
         tail = pattern.search(text)
-        if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥¢]", tail[0]):
+        if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥₹¢]", tail[0]):
             continue
         is_text = pattern is _TEXT_TAIL
         phrase, body = re.sub(_GROUP, r" \1 ", tail[0]) if is_text else tail[0], text[: tail.start()].strip()

@@ -18,7 +18,7 @@ _DIGITS = 30
 """Significant digits of an endpoint: two formulas of the same irrational number have the same."""
 
 _NOTATION = re.compile(
-    r"\\(?:cup|cap|setminus|backslash|neq?|lor|land|mathbb)(?![A-Za-z])|[<>|]|\\(?:le|ge)q?(?![A-Za-z])"
+    r"\\(?:cup|cap|notin|setminus|backslash|neq?|lor|land|mathbb)(?![A-Za-z])|[<>|]|\\(?:le|ge)q?(?![A-Za-z])"
 )
 _OR = re.compile(r"\\(?:cup|lor|vee)(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
 _AND = re.compile(r"\\(?:cap|land|wedge)(?![A-Za-z])|(?<![A-Za-z\\])and(?![A-Za-z])")
@@ -27,6 +27,11 @@ _WITHOUT = re.compile(
 )
 _REALS = re.compile(r"\\mathbb\s*(?:R|\{\s*R\s*\})|\\R(?![A-Za-z])")
 _MEMBER = re.compile(r"([A-Za-z])\s*\\in(?![A-Za-z])\s*")
+_NO_MEMBER = re.compile(r"([A-Za-z])\s*\\notin(?![A-Za-z])\s*")
+_REAL_UNKNOWN = re.compile(
+    r"^(?:([A-Za-z])\s*\\in\s*)?\\mathbb\s*(?:R|\{\s*R\s*\})\s*(?:[,:|]|except|such\s+that|\\text\s*\{\s*(?:such\s+that|with|where|except|and|,)?\s*\}|\\mid(?![A-Za-z]))?\s*(?=[A-Za-z]\s*\\neq?(?![A-Za-z]))"
+)
+"""A set of reals before its condition, `x \\in \\mathbb{R}, x \\ne 2`."""
 _UNEQUAL = re.compile(r"([A-Za-z])\s*\\neq?(?![A-Za-z])\s*(.+)")
 _EQUAL = re.compile(r"([A-Za-z])\s*=\s*([^=]+)")
 _RELATION = re.compile(r"\\(?:leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
@@ -65,6 +70,10 @@ def same(gold: str, answer: str) -> bool:
 def read(text: str) -> Reals | None:
     """The set that a text describes; None if it is in no form that is read here."""
     text = text.strip()
+    if excluded := _NO_MEMBER.match(text):
+        outside = read(text[excluded.end() :])
+        return outside and Reals(outside.ends, lambda x: not outside.contains(x), excluded[1])
+    text = _REAL_UNKNOWN.sub("", text)
     if member := _MEMBER.match(text):
         inside = read(text[member.end() :])
         return inside and inside._replace(unknown=member[1])

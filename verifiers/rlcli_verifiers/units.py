@@ -24,7 +24,8 @@ _LONG = {
 }  # fmt: skip
 _SHORT = {
     "s": "sec secs", "min": "mins", "h": "hr hrs", "year": "yr yrs", "lb": "lbs", "$": "＄ usd USD", "cent": "¢",
-    "eur": "€ EUR", "gbp": "£ GBP", "yen": "¥ JPY", "cny": "RMB CNY", "l": "L ltr", "ml": "mL", "cm cm cm": "cc",
+    "eur": "€ EUR", "gbp": "£ GBP", "yen": "¥ JPY", "cny": "RMB CNY", "inr": "₹ INR",
+    "l": "L ltr", "ml": "mL", "cm cm cm": "cc",
     "mi /h": "mph MPH", "km /h": "kph kmh kmph KMH", "ft /s": "fps", "kB": "KB", "kJ": "KJ", "kW h": "kWh KWH",
     "W h": "Wh", "degC": "C", "degF": "F", "kg": "Kg KG", "km": "Km KM", "cm": "CM", "rpm": "rpm", "psi": "psi",
     "um": "µm μm", "us": "µs μs", "mJ": "mJ", "mW": "mW", "GW": "GW", "mV": "mV", "MPa": "MPa", "keV": "keV",
@@ -42,7 +43,7 @@ _HALF_DAY = re.compile(r"([ap])\.?\s?m", re.IGNORECASE)
 _FACTOR = re.compile(
     r"\s*(?:(?P<over>/|(?:per|an?|each|every)(?=\s))|(?P<skip>\\cdot(?![A-Za-z])|[*.-])"
     r"|(?P<ahead>square|sq|cubic|cu)\b|(?P<squared>squared|cubed)\b|\^\s*\{?\s*(?P<power>-?[1-9])\s*\}?"
-    r"|(?P<name>[A-Za-zµμΩ]+|[＄€£¥¢]))"
+    r"|(?P<name>[A-Za-zµμΩ]+|[＄€£¥₹¢]))"
 )
 
 

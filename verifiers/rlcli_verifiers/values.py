@@ -21,17 +21,21 @@ _PROSE = "text mathrm mbox quad qquad boxed fbox begin end textbf item".replace(
 _COMMAND = rf"\\(?!(?:{_PROSE})(?![A-Za-z]))[A-Za-z]++(?:\[[^\]\n]*+\])?(?:[ ]?{_GROUP}|[ ]?\d)*+"
 _ENVIRONMENT = r"\\begin\{(\w{1,12})\}(?:(?!\\end\b)[\s\S]){0,300}+\\end\{\w{1,12}\}"
 _FUNCTION = r"(?<![A-Za-z])(?:sqrt|arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])"
+_LOGARITHM = r"(?<![A-Za-z])log(?:_\{?\w{1,3}\}?|[₀-₉]{1,3})[ ]?(?=[\d(])"
 _LETTER = r"(?<![A-Za-z'’\\])[A-Za-zα-ω](?![A-Za-z'’])"
 _PARENTHESES = (
     rf"[(\[](?:\\[A-Za-z]++|{_FUNCTION}|(?![A-Za-z]{{2}})[^()\n\\]|\((?:(?![A-Za-z]{{2}})[^()\n\\])*+\)){{1,80}}+[)\]]"
 )
 _SYMBOL = r"[πθ∞√∅ℝ½⅓⅔¼¾]"
-_ATOM = rf"(?:{_NUMBER}|{_ENVIRONMENT}|{_COMMAND}|{_FUNCTION}|{_PARENTHESES}|{_GROUP}|{_SYMBOL}|{_LETTER})"
+_ATOM = rf"(?:{_NUMBER}|{_ENVIRONMENT}|{_COMMAND}|{_LOGARITHM}|{_FUNCTION}|{_PARENTHESES}|{_GROUP}|{_SYMBOL}|{_LETTER})"
 _SUFFIX = r"[!%°′'²³⁰¹⁴-⁹ⁿ₀-₉]|\\%"
 _SIGN = r"[-+−–±]"
-_OPERATOR = r"[-+−–*/^_=<>±×÷·⋅≤≥≠≈∪∩∖:|]"
+_OPERATOR = r"[-+−–*/^_=<>±×÷·⋅≤≥≠≈∈∪∩∖:|]"
 _MONEY = r"(?:\\?\$(?=[\d.]))?"
-_FIRST = rf"(?:(?!{_LETTER}|[\[(][A-J]\))|(?={_LETTER}\s?(?:[=<>≤≥≈^_+*/]|\(\w\)\s?=)))"
+_FIRST = (
+    rf"(?:(?!{_LETTER}|[\[(][A-J]\))|(?={_LETTER}\s?(?:[=<>≤≥≈≠∈^_+*/]|[-−]\s?\d|\(\w\)\s?=))"
+    rf"|(?<!\d )(?={_LETTER}[²³⁰¹⁴-⁹]))"
+)
 _RUN = re.compile(
     rf"(?<![A-Za-z0-9_.\\])(?:{_SIGN}[ ]?)?{_MONEY}{_FIRST}{_ATOM}"
     rf"(?:{_SUFFIX}|[ ]?{_OPERATOR}+[ ]?(?:{_SIGN}[ ]?)?{_MONEY}{_ATOM}|[ ]?(?=\\[A-Za-z]){_COMMAND}"
