@@ -150,10 +150,11 @@ def is_labelled(line: str) -> bool:
 
 
 def ending(sentence: str) -> list[str]:
-    """The word or phrase that a sentence ends with or consists of: "which is an **ellipse**"; none if it denies it.
+    """The word or phrase that a sentence ends with or consists of: "which is an **ellipse**"; none if the words before
+    deny it.
 
     >>> [ending(text) for text in ("So f is an odd function.", "It is not odd.", "Ellipse", "It is red or blue.")]
-    [['odd function'], [], ['Ellipse'], []]
+    [['odd function'], ['not odd'], ['Ellipse'], []]
     """
     if len(sentence) > MAX_CHARS:
         return []
