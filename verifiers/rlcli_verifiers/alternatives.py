@@ -8,6 +8,8 @@ from rlcli_verifiers.answer_words import FOREIGN_OR
 from rlcli_verifiers.answers import last_box
 from rlcli_verifiers.values import FORMULA, Value, content, value_at
 
+MAX_REST_CHARS = 400
+"""Characters after a box in which another answer is looked for."""
 MAX_ALTERNATIVES = 40
 MAX_GAP_CHARS = 60
 """Maximum length of the text between an answer and a word like "or", and between a "maybe" and its number."""
@@ -101,6 +103,16 @@ _NEXT_CASE = re.compile(
 )
 """Between two boxes: the second one is for another case or found in another way."""
 
+_OTHER_CONDITION = re.compile(
+    r"[\s.,;]*(?:(?:and|but)\s+)?if\b[^.!?\n]{0,40}?(?:\bnot\b|n[’']t\b|\bdo(?:es)?\b)[^.!?\n]{0,40}", re.IGNORECASE
+)
+"""Between two boxes: the second one is for the opposite case, "If they don't: "."""
+_ALTERNATIVELY = re.compile(
+    r"\b(?:alternatively|otherwise)\b[^\n]{0,120}?\banswer\s+(?:is|(?:would|could|might|may)\s+be)\s+(?=[\d$\\−-])",
+    re.IGNORECASE,
+)
+"""Another answer in a later sentence, "Alternatively, if we count the ends, the answer would be 16"."""
+
 _AND_OR = re.compile(r"\\(?:(?P<either>lor|vee|cup)|(?P<both>land|wedge|&))(?![A-Za-z])")
 _WRAPPER = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|emph|underline)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\(?:[a-z]{4,12}|big|Big)(?![A-Za-z])|\\[^A-Za-z]|[$*_`()\[\]{}#>]")
@@ -182,7 +194,11 @@ def _letter_at(text: str, at: int) -> Value | None:
 def last_boxes(text: str, marked: list[tuple[int, int, str]]) -> list[str]:
     r"""The last box, or all boxes at the end that form one list, however joined: `\(\boxed{41}\) or \(\boxed{42}\)`."""
     answers = [*joined_before(text, marked, by_nothing=True), marked[-1][2]]
-    answers += offered(_spoken(text[marked[-1][1] :], wrappers_only=True), 0)
+    rest = _spoken(text[marked[-1][1] :], wrappers_only=True)
+    answers += offered(rest, 0)
+    later = _ALTERNATIVELY.search(rest[:MAX_REST_CHARS])
+    if later and (other := value_at(rest, later.end())):
+        answers.append(other.content)
     return [last_box(answer) or answer for answer in dict.fromkeys(answers) if answer]
 
 
@@ -216,6 +232,8 @@ def _are_joined(between: str, by_nothing: bool) -> bool:
     if len(between) > 400:
         return False
     plain = _spoken(between)
+    if _OTHER_CONDITION.fullmatch(plain):
+        return True
     if _NEXT_CASE.fullmatch(plain) and not _TAKEN_BACK.search(plain):
         return True
     match = _JOINED.fullmatch(plain)

@@ -25,9 +25,12 @@ ANSWER_KIND = "latex"
 ROW_OPTIONS = ()
 
 _DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*:]*$", re.IGNORECASE
+    r"(?:\b(?:not|never|rather\s+than|instead\s+of)|n[’']t(?:\s+be)?)[\s$\\(\[*]*$", re.IGNORECASE
 )
 """Words before a box that is not the answer, "not $\\boxed{42}$"."""
+
+_ASKED = re.compile(r"[\s$*:(]*[^\s?]{1,40}[\s$*)]{0,8}\?")
+"""An answer that is doubted where it is stated, "So the answer is 60? No, 120."."""
 
 _OPEN_ENDED = re.compile(r"[\s$\\)]*(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|above|below)\b", re.IGNORECASE)
 """After a box, "or more"."""
@@ -165,4 +168,6 @@ def _marked(text: str) -> list[str]:
     correction = corrected(rest)
     if correction is not None:
         return [correction]
+    if not marked and _ASKED.match(rest):
+        return []
     return last_boxes(text, marked) if marked else by_cases(text) or of_sentence(rest)
