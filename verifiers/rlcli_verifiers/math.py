@@ -76,6 +76,8 @@ def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
         return []
     if _marked(text) or tags(text):
         return stated if len(stated) == 1 else []
+    if len(stated) == 1 and stated[0].startswith(r"\text"):  # the only formula of the last sentence
+        return stated
     return spoken.ending(last_sentence(text))
 
 

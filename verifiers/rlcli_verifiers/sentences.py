@@ -97,7 +97,8 @@ _UNSURE = re.compile(
 """A sentence with such a word states no answer."""
 
 _CUT_OFF = re.compile(
-    r"\b(?:and|or|so|then|which|because|since|but|we|to|of|the|by|with|for|is|are|a|an|from|need|add|subtract|multiply)\b[^\0]*$",
+    r"\b(?:and|or|so|then|which|because|since|but|we|need|add|subtract|multiply)\b"
+    r"|\b(?:to|of|the|by|with|for|is|are|a|an|from)\W*$",
     re.IGNORECASE,
 )
 """The end of a sentence that has no full stop and goes on after its value."""
