@@ -97,7 +97,7 @@ _UNSURE = re.compile(
 """A sentence with such a word states no answer."""
 
 _CUT_OFF = re.compile(
-    r"\b(?:and|or|so|then|which|because|since|but|we|need|add|subtract|multiply)\b"
+    r"\b(?:and|or|so|then|which|because|since|but|we|need|add|subtract|multiply)\b[^\0]*$"
     r"|\b(?:to|of|the|by|with|for|is|are|a|an|from)\W*$",
     re.IGNORECASE,
 )
