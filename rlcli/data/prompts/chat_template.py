@@ -184,12 +184,14 @@ def check_family(tokenizer: PreTrainedTokenizerBase, path: str, kind: str) -> li
     """Notes on a template that seems to be another family's: it writes a marker that the tokenizer divides into several
     tokens. (Some published models, as Zephyr, are trained so.) kind: the `model_type`. Raises `ModelError` for a
     `gpt_oss` model whose template does not write harmony's format."""
-    conversation = [
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "Sure?"},
-    ]
-    text, vocabulary = render(tokenizer, conversation), tokenizer.get_vocab()
+    question = {"role": "user", "content": "1+1?"}
+    try:
+        text = render(
+            tokenizer, [question, {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}]
+        )
+    except ModelError:  # it does not support assistant messages, or a second question
+        text = render(tokenizer, [question])
+    vocabulary = tokenizer.get_vocab()
     if kind == "gpt_oss" and not (harmony.speaks(vocabulary) and harmony.MARKERS[0] in text):
         raise ModelError(
             f"{path}: gpt_oss answers in harmony's channels, and the chat template writes no {harmony.MARKERS[0]}: it "

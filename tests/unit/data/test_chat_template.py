@@ -59,6 +59,10 @@ def test_a_template_with_markers_of_another_tokenizer_is_noted() -> None:
     (note,) = chat_template.check_family(tokenizer_with(other), "model", "llama")
     assert "<|turn|>, <|over|>" in note
     assert chat_template.check_family(tokenizer_with(of.CHATML), "model", "llama") == []
+    single = (
+        "{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}<|turn|>{{ messages[0].content }}"
+    )
+    assert "<|turn|>" in chat_template.check_family(tokenizer_with(single), "model", "llama")[0]
     with pytest.raises(ModelError, match=r"model: gpt_oss answers in harmony's channels"):
         chat_template.check_family(tokenizer_with(of.CHATML), "model", "gpt_oss")
 
