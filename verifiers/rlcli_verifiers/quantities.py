@@ -13,7 +13,7 @@ _FACTORS = {
     "in": "254/10000 L", "ft": "3048/10000 L", "yd": "9144/10000 L", "mi": "1609344/1000 L",
     "s": "1 T", "ms": "1/1000 T", "min": f"{_MINUTE} T", "h": f"{_HOUR} T", "day": f"{_DAY} T", "week": f"{7 * _DAY} T",
     "month": "1 month", "year": "12 month", "decade": "120 month", "century": "1200 month",
-    "g": "1 M", "kg": "1000 M", "mg": "1/1000 M", "oz": "1 lb", "lb": "16 lb",
+    "g": "1 M", "kg": "1000 M", "mg": "1/1000 M", "oz": "1 oz", "lb": "16 oz",
     "l": "1/1000 L3", "ml": "1/1000000 L3", "dl": "1/10000 L3", "cl": "1/100000 L3",
     "pt": "1 pt", "qt": "2 pt", "gal": "8 pt", "cent": "1 cent", "$": "100 cent",
 }  # fmt: skip
