@@ -68,20 +68,30 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration. cpu_s, wall_s: median of a step. parts: CPU seconds of a step by part, medians. sent,
-    received: bytes of a step. peak_mib, growth_mib: of the driver."""
+    """The measurement of one configuration."""
 
     ranks: int
+    """Number of simulated ranks."""
     transport: str
+    """How calls reach them."""
     samples: int
+    """Samples of a step."""
     length: int
+    """Response tokens of a sample."""
     cpu_s: float
+    """CPU seconds of a step, median."""
     wall_s: float
+    """Seconds of a step, median."""
     parts: dict[str, float]
+    """Part of the driver → its CPU seconds in a step, median."""
     sent: int
+    """Bytes that the driver sends in a step."""
     received: int
+    """Bytes that it receives in a step."""
     peak_mib: float
+    """The driver's peak memory."""
     growth_mib: float
+    """Growth of its memory during the steps."""
 
 
 class Parts:

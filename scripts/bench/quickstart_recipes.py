@@ -60,8 +60,8 @@ TABLE = "| recipe | seed | pass@1 before | pass@1 after | sampled reward, first 
 def common() -> dict[str, Any]:
     """What quickstart.toml says besides its algorithm and what every recipe here has of its own or by flag."""
     quickstart, left_out = load("quickstart"), ("train.steps", "train.lr")
-    own = {key: value for key, value in quickstart.values.items() if quickstart.origins[key] == "quickstart"}
-    return {key: value for key, value in own.items() if not key.startswith("algorithm.") and key not in left_out}
+    settings = {key: value for key, value in quickstart.values.items() if quickstart.origins[key] == "quickstart"}
+    return {key: value for key, value in settings.items() if not key.startswith("algorithm.") and key not in left_out}
 
 
 def overrides(recipe: str) -> dict[str, Any]:
@@ -98,21 +98,32 @@ def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") 
     """Train, or read what an equal run has left; the figures that the table and the plot show."""
     settings = common() | overrides(recipe) | ({} if engine == "vllm" else {"rollout.engine": engine})
     settings["train.warmup_steps"] = min(settings["train.warmup_steps"], steps)
-    asked = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
-    kept = folder / f"{recipe}-{seed}.json"
-    if kept.exists() and (result := json.loads(kept.read_text())).items() >= asked.items():
+    arguments = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
+    file = folder / f"{recipe}-{seed}.json"
+    if file.exists() and (result := json.loads(file.read_text())).items() >= arguments.items():
         return dict(result)
     data, model = prepare(seed, folder)
-    out = folder / f"{recipe}-{seed}"
-    words = ["train", recipe, "--model", str(model), "--data", str(data), "--eval-data", str(data), "--out", str(out)]
+    run_folder = folder / f"{recipe}-{seed}"
+    words = [
+        "train",
+        recipe,
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--eval-data",
+        str(data),
+        "--out",
+        str(run_folder),
+    ]
     words += ["--seed", str(seed), "--steps", str(steps), "--force"]
     words += ["--workers", str(min(2, len(os.sched_getaffinity(0))))]
     words += [word for key, value in settings.items() for word in ("--set", f"{key}={to_toml(value)}")]
     result, seconds = rlcli(*words, log=folder / f"{recipe}-{seed}.log")
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["step"] > 0]
-    found = {
-        **asked,
+    figures = {
+        **arguments,
         # Of all that was generated: what dynamic sampling leaves out counts too. Where nothing was, there is none: in
         # supervised training, and in steps that groups of an earlier one fill.
         "rewards": {line["step"]: line["reward/generated"] for line in trained if "reward/generated" in line},
@@ -120,57 +131,57 @@ def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") 
         "step_s": fmean(line["time/step_s"] for line in trained),
         "seconds": seconds,
     }
-    kept.write_text(json.dumps(found, indent=2) + "\n")
-    return dict(json.loads(kept.read_text()))
+    file.write_text(json.dumps(figures, indent=2) + "\n")
+    return dict(json.loads(file.read_text()))
 
 
-def learned(one: dict[str, Any]) -> bool:
-    before, *_, after = one["evaluations"].values()
-    return bool(before["high"] < after["low"])
+def learned(result: dict[str, Any]) -> bool:
+    first, *_, last = result["evaluations"].values()
+    return bool(first["high"] < last["low"])
 
 
-def row(one: dict[str, Any]) -> str:
-    before, *_, after = one["evaluations"].values()
-    sampled = list(one["rewards"].values())
+def row(result: dict[str, Any]) -> str:
+    first, *_, last = result["evaluations"].values()
+    sampled = list(result["rewards"].values())
     rewards = f"{sampled[0]:.2f} → {sampled[-1]:.2f}" if sampled else "–"
-    times = f"{one['step_s']:.1f} s | {one['seconds']:.0f} s"
-    return f"| `{one['recipe']}` | {one['seed']} | {percent(before)} | {percent(after)} | {rewards} | {times} |"
+    times = f"{result['step_s']:.1f} s | {result['seconds']:.0f} s"
+    return f"| `{result['recipe']}` | {result['seed']} | {percent(first)} | {percent(last)} | {rewards} | {times} |"
 
 
 def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
     """One small panel a recipe, all on the same axes: curves of reward, and pass@1 before and after."""
     from matplotlib.figure import Figure
 
-    recipes = list(dict.fromkeys(one["recipe"] for one in results))
+    recipes = list(dict.fromkeys(result["recipe"] for result in results))
     rows = -(-len(recipes) // 6)
     columns = -(-len(recipes) // rows)
     figure = Figure(figsize=(1.0 + 1.75 * columns, 0.7 + 1.55 * rows), dpi=130, layout="constrained")
     panels: list[Any] = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for panel, recipe in zip(panels, recipes, strict=False):
-        _panel(panel, recipe, [one for one in results if one["recipe"] == recipe])
+        _panel(panel, recipe, [result for result in results if result["recipe"] == recipe])
     for lowest in panels[len(recipes) - columns : len(recipes)]:
         lowest.tick_params(labelbottom=True)
     for empty in panels[len(recipes) :]:
         empty.set_axis_off()
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("reward", fontsize=9)
-    what = "line: mean reward of a step's samples   ●: greedy pass@1 on held-out sums, 95% interval"
-    figure.suptitle(what, fontsize=9)
+    legend = "line: mean reward of a step's samples   ●: greedy pass@1 on held-out sums, 95% interval"
+    figure.suptitle(legend, fontsize=9)
     figure.savefig(path, format="png")
 
 
 def _panel(axes: Any, recipe: str, runs: Sequence[dict[str, Any]]) -> None:
     from rlcli.runs.tracking.plots import BLUE, FAINT, RED
 
-    for one in reversed(runs):  # the first seed on top
-        first = one is runs[0]
-        steps, rewards = [int(step) for step in one["rewards"]], list(one["rewards"].values())
+    for result in reversed(runs):  # the first seed on top
+        first = result is runs[0]
+        steps, rewards = [int(step) for step in result["rewards"]], list(result["rewards"].values())
         axes.plot(steps, rewards, color=BLUE if first else FAINT, linewidth=1.6 if first else 1.2)
-    marks = {int(step): found for step, found in runs[0]["evaluations"].items()}
-    means = [found["mean"] for found in marks.values()]
+    marks = {int(step): estimate for step, estimate in runs[0]["evaluations"].items()}
+    means = [estimate["mean"] for estimate in marks.values()]
     reach = [
-        [found["mean"] - found["low"] for found in marks.values()],
-        [found["high"] - found["mean"] for found in marks.values()],
+        [estimate["mean"] - estimate["low"] for estimate in marks.values()],
+        [estimate["high"] - estimate["mean"] for estimate in marks.values()],
     ]
     axes.errorbar(list(marks), means, reach, color=RED, fmt="o", markersize=3.5, capsize=2, clip_on=False, zorder=3)
     axes.set_title(recipe, fontsize=9, loc="left", family="monospace", pad=9)

@@ -141,13 +141,13 @@ def storm(processes: int) -> dict[str, float | dict[str, int]]:
     with tempfile.TemporaryDirectory() as folder, ScoringPool(processes, 0.25, ["math"]) as pool:
         hangs = Path(folder, "hangs.py")
         hangs.write_text(HANGS)
-        asked = [("math", VerifyRequest(rf"\boxed{{{HOSTILE[i % len(HOSTILE)]}}}", "x^2+1")) for i in range(80)]
-        asked += [(f"{hangs}:verify", VerifyRequest("", ""))] * 40
-        random.Random(0).shuffle(asked)
+        calls = [("math", VerifyRequest(rf"\boxed{{{HOSTILE[i % len(HOSTILE)]}}}", "x^2+1")) for i in range(80)]
+        calls += [(f"{hangs}:verify", VerifyRequest("", ""))] * 40
+        random.Random(0).shuffle(calls)
         started = time.perf_counter()
-        verdicts: list[Verdict] = [future.result() for future in [pool.submit(*one) for one in asked]]
+        verdicts: list[Verdict] = [future.result() for future in [pool.submit(*call) for call in calls]]
         seconds = time.perf_counter() - started
-        after = [pool.submit("math", VerifyRequest(r"\boxed{42}", "42")) for _ in range(100)]
+        ordinary = [pool.submit("math", VerifyRequest(r"\boxed{42}", "42")) for _ in range(100)]
         killed = [
             500 * (verdict.latency_s - 2 * OVERRUN_S) for verdict in verdicts if verdict.detail.startswith(OVERRAN)
         ]
@@ -157,7 +157,7 @@ def storm(processes: int) -> dict[str, float | dict[str, int]]:
             "outcomes": dict(Counter(str(verdict.outcome) for verdict in verdicts)),
             "replacement_ms_median": statistics.median(killed),
             "replacement_ms_worst": max(killed),
-            "right_afterwards_of_100": sum(future.result().score for future in after),
+            "right_afterwards_of_100": sum(future.result().score for future in ordinary),
         }
 
 
@@ -167,7 +167,7 @@ def asking(model: str) -> list[dict[str, float]]:
     import numpy as np
     from transformers import AutoTokenizer
 
-    tokenizer, found = AutoTokenizer.from_pretrained(model), list[dict[str, float]]()
+    tokenizer, costs = AutoTokenizer.from_pretrained(model), list[dict[str, float]]()
     for length, size in ((256, 10), (256, 100_000), (4096, 10), (4096, 100_000)):
         row = Prompt("bench:0", ({"role": "user", "content": "?"},), "bench", "", "gsm8k", "42", {"cases": "7" * size})
         ids = [np.random.default_rng(i).integers(3, len(tokenizer) - 1, length, np.int32) for i in range(512)]
@@ -188,29 +188,31 @@ def asking(model: str) -> list[dict[str, float]]:
         def there(tokens: Any, service: ScoringClient = service, row: Prompt = row) -> Future[Any]:
             return service.submit(row, tokens.tobytes(), 0)
 
-        found.append({"tokens": length, "row_bytes": size, "inside_us": inside, "service_us": _cpu_us(there, ids)})
+        costs.append({"tokens": length, "row_bytes": size, "inside_us": inside, "service_us": _cpu_us(there, ids)})
         service.close()
-    return found
+    return costs
 
 
 def _cpu_us(ask: Callable[[Any], Future[Any]], ids: Sequence[Any]) -> float:
     """Of this process for each of `ids`: the median of three rounds after one that warms up."""
     rounds = []
     for _ in range(4):
-        before = time.process_time()
+        cpu_start = time.process_time()
         for waiting in [ask(tokens) for tokens in ids]:
             waiting.result()
-        rounds.append((time.process_time() - before) / len(ids) * 1e6)
+        rounds.append((time.process_time() - cpu_start) / len(ids) * 1e6)
     return statistics.median(rounds[1:])
 
 
 def rates(processes: int, seconds: float) -> list[Rate]:
-    found = []
+    measured = []
     with ScoringPool(processes, 5.0, ["math"]) as pool:
-        found.append(throughput(pool, "math", lambda r: [q for _ in range(8) for q in math_group(r)], seconds))
-        found.append(beside_a_busy_thread(pool, seconds))
+        measured.append(throughput(pool, "math", lambda r: [q for _ in range(8) for q in math_group(r)], seconds))
+        measured.append(beside_a_busy_thread(pool, seconds))
         for name in others(random.Random(0)):
-            found.append(throughput(pool, name, lambda r, name=name: [others(r)[name] for _ in range(64)], seconds / 2))
+            measured.append(
+                throughput(pool, name, lambda r, name=name: [others(r)[name] for _ in range(64)], seconds / 2)
+            )
     for backend in ("bwrap", "landlock"):
         os.environ["RLCLI_SANDBOX"] = backend
         try:
@@ -220,8 +222,8 @@ def rates(processes: int, seconds: float) -> list[Rate]:
             continue
         with ScoringPool(processes, 5.0, ["code"]) as pool:
             rate = throughput(pool, "code", lambda r: [program(r)], seconds)
-            found.append(replace(rate, name=f"code, {backend}: a program and three tests"))
-    return found
+            measured.append(replace(rate, name=f"code, {backend}: a program and three tests"))
+    return measured
 
 
 def main() -> None:
@@ -232,23 +234,23 @@ def main() -> None:
     parser.add_argument("--model", default="", help="measure also what engines' processes spend, with its tokenizer")
     options = parser.parse_args()
     if options.model:
-        for one in asking(options.model):
-            print("  ".join(f"{name} {value:,.0f}" for name, value in one.items()))
+        for cost in asking(options.model):
+            print("  ".join(f"{name} {value:,.0f}" for name, value in cost.items()))
         return
     load = os.getloadavg()[0]
-    found = rates(options.processes, options.seconds)
+    measured = rates(options.processes, options.seconds)
     stormed = storm(options.processes)
     print(f"{options.processes} processes, {os.cpu_count()} cores, load average before: {load:.1f}\n")
     print(f"{'verifier':<44} {'a second':>9} {'p50':>9} {'p99':>9}")
-    for rate in found:
+    for rate in measured:
         print(f"{rate.name:<44} {rate.per_s:>9,.0f} {rate.p50_ms:>6.2f} ms {rate.p99_ms:>6.2f} ms")
     print("\na storm of 80 hostile answers and 40 verifications that hang, under a deadline of 0.25 s:")
     for name, value in stormed.items():
         print(f"  {name.replace('_', ' ')}: {value if isinstance(value, dict) else round(value, 1)}")
     figures = {"processes": options.processes, "cores": os.cpu_count(), "load_before": load}
-    with replacing(options.out) as beside:
-        beside.write_text(
-            json.dumps({**figures, "rates": [asdict(rate) for rate in found], "storm": stormed}, indent=2)
+    with replacing(options.out) as temporary:
+        temporary.write_text(
+            json.dumps({**figures, "rates": [asdict(rate) for rate in measured], "storm": stormed}, indent=2)
         )
 
 

@@ -77,14 +77,13 @@ def layouts(kind: str, world: int) -> list[ParallelDims]:
     if world == 1:
         return [ParallelDims.of(1, 1)]
     sizes = (1, 2, 4)
-    found = [
+    return [
         ParallelDims.of(world, replicate, context, expert)
         for replicate in sizes
         for context in sizes
         for expert in ((1,) if kind == "dense" else (2, 4))
         if world % (replicate * context) == 0 and world // replicate % expert == 0
     ]
-    return found
 
 
 def name_of(dims: ParallelDims) -> str:
@@ -132,8 +131,8 @@ def batch_of(feature: Feature, dims: ParallelDims, rank: int) -> TrainBatch:
         advantages=np.array([row.advantage for row in rows]),
     )
     with patch.object(ray, "get", lambda reference, timeout: reference):  # the shard lies here
-        own = plan.of_rank(dims.data_rank(rank))
-        batch = TrainBatch(own, TrainRows([work], columns, 0, [builder.build()]), CPU)
+        rank_bins = plan.of_rank(dims.data_rank(rank))
+        batch = TrainBatch(rank_bins, TrainRows([work], columns, 0, [builder.build()]), CPU)
     batch.fill("returns", {number: row.returns for number, row in enumerate(rows)})
     return batch
 
@@ -145,8 +144,8 @@ class Training:
         self.case, self.feature, self.dims, self.rank = case, feature, loader.mesh.dims, rank
         config = loader.config = config_of(case, feature)
 
-        def load(kind: Any, path: str, **how: Any) -> FsdpBackend:
-            backend = loader(kind, path, **how)
+        def load(kind: Any, path: str, **options: Any) -> FsdpBackend:
+            backend = loader(kind, path, **options)
             if case.dtype == torch.float64:
                 in_float64(backend.model)
             return backend
@@ -175,12 +174,13 @@ class Training:
         """Loss and gradient norm."""
         with self.case.exactly():
             if self.feature.kind == "critic":
-                own = self.role.update(self.batch, 0, LR)
+                rank_sums = self.role.update(self.batch, 0, LR)
             else:
-                own = self.role.update(self.batch, 0, Coefficients(LR, self.feature.kl, self.feature.entropy))
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, own)
-        sums = sum_by_key(first_per_data_rank(told, [self.dims.data_rank(rank) for rank in range(len(told))]))
+                rank_sums = self.role.update(self.batch, 0, Coefficients(LR, self.feature.kl, self.feature.entropy))
+        sums_of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(sums_of_ranks, rank_sums)
+        data_ranks = [self.dims.data_rank(rank) for rank in range(len(sums_of_ranks))]
+        sums = sum_by_key(first_per_data_rank(sums_of_ranks, data_ranks))
         assert "bad" not in sums, sums
         terms = (
             (sums["loss"],)
@@ -195,17 +195,19 @@ class Training:
 
     def weights(self) -> dict[str, Tensor]:
         """The trained ones, whole, in float64."""
-        return gathered((name, one) for name, one in self._trained())
+        return gathered((name, weight) for name, weight in self._trained())
 
     def state(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, whole, in float64."""
         return gathered(self.backend.state("own").items())
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, one) for name, one in self.backend.model.lm.named_parameters() if one.requires_grad)
+        return ((name, weight) for name, weight in self.backend.model.lm.named_parameters() if weight.requires_grad)
 
     def _keep(self, *_: object) -> None:
-        self.gradients.append(gathered((name, one.grad) for name, one in self._trained() if one.grad is not None))
+        self.gradients.append(
+            gathered((name, weight.grad) for name, weight in self._trained() if weight.grad is not None)
+        )
 
 
 def in_float64(model: Any) -> None:
@@ -221,64 +223,64 @@ def reduced_as_float32() -> Any:
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-    own = collectives._get_gradient_divide_factors
+    original = collectives._get_gradient_divide_factors
 
     def factors(scatter: Any, reduce: Any, dtype: torch.dtype, *rest: Any) -> Any:
-        return own(scatter, reduce, torch.float32 if dtype == torch.float64 else dtype, *rest)
+        return original(scatter, reduce, torch.float32 if dtype == torch.float64 else dtype, *rest)
 
     return patch.object(collectives, "_get_gradient_divide_factors", factors)
 
 
-def exactly(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def exactly(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with Exact():
-        return forward(*given, **named)
+        return forward(*args, **kwargs)
 
 
-def gathered(named: Any) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in gathered_weights(named, torch.float64)}
+def gathered(tensors: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in gathered_weights(tensors, torch.float64)}
 
 
-def apart(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The largest ‖found − wanted‖ / ‖wanted‖, and of which tensor; a tensor of zeros must be one."""
-    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
-    worst = [(_relative(found[name], wanted[name]), name) for name in wanted]
+def largest_difference(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The largest ‖actual − wanted‖ / ‖wanted‖, and of which tensor; a tensor of zeros must be one."""
+    assert actual.keys() == wanted.keys(), actual.keys() ^ wanted.keys()
+    worst = [(_relative(actual[name], wanted[name]), name) for name in wanted]
     return max(worst)
 
 
-def _relative(found: Tensor, wanted: Tensor) -> float:
-    off, size = float((found - wanted).norm()), float(wanted.norm())
+def _relative(actual: Tensor, wanted: Tensor) -> float:
+    off, size = float((actual - wanted).norm()), float(wanted.norm())
     return off / size if size else off
 
 
 def compared(training: Training, losses: list[tuple[float, float]], wanted: Found, first: int) -> dict[str, Any]:
     """Relative differences of losses, norms and gradients from the update `first` on."""
-    places = range(first, first + len(losses))
-    gradients = [apart(training.gradients[place - first], wanted.gradients[place]) for place in places]
+    updates = range(first, first + len(losses))
+    gradients = [largest_difference(training.gradients[update - first], wanted.gradients[update]) for update in updates]
     return {
-        "loss": max(_number(loss, wanted.losses[place]) for (loss, _), place in zip(losses, places, strict=True)),
-        "norm": max(_number(norm, wanted.norms[place]) for (_, norm), place in zip(losses, places, strict=True)),
+        "loss": max(_number(loss, wanted.losses[update]) for (loss, _), update in zip(losses, updates, strict=True)),
+        "norm": max(_number(norm, wanted.norms[update]) for (_, norm), update in zip(losses, updates, strict=True)),
         "gradients": max(gradients)[0],
         "worst gradient": max(gradients)[1],
     }
 
 
-def _number(found: float, wanted: float) -> float:
-    return abs(found - wanted) / abs(wanted)
+def _number(actual: float, wanted: float) -> float:
+    return abs(actual - wanted) / abs(wanted)
 
 
 def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, Any]:
     """A feature in a layout, beside the reference, which one process makes. Saves its state for others."""
     feature = FEATURES[name]
     training = Training(case, feature, loader, rank)
-    place = case.folder / f"{case.kind}, {name}.pt"
-    if dist.get_world_size() == 1 and not place.exists():
-        adapter = {name: one for name, one in training.initial.items() if is_adapter(name)}
-        torch.save(plain(case.folder / case.kind, feature, adapter), place)
-    wanted: Found = torch.load(place, weights_only=False)
+    reference = case.folder / f"{case.kind}, {name}.pt"
+    if dist.get_world_size() == 1 and not reference.exists():
+        adapter = {name: weight for name, weight in training.initial.items() if is_adapter(name)}
+        torch.save(plain(case.folder / case.kind, feature, adapter), reference)
+    wanted: Found = torch.load(reference, weights_only=False)
     training.prepare()
     losses = [training.update() for _ in range(STEPS - 1)]
-    weights, tensor = apart(training.weights(), wanted.weights)
-    found = compared(training, losses, wanted, 0) | {"weights": weights, "worst weight": tensor}
+    weights, tensor = largest_difference(training.weights(), wanted.weights)
+    differences = compared(training, losses, wanted, 0) | {"weights": weights, "worst weight": tensor}
     if name in SAVED:
         folder = state_folder(case, name, name_of(loader.mesh.dims))
         save_state(training.backend.state("own"), {}, folder, dist.group.WORLD)
@@ -286,7 +288,7 @@ def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, An
         if rank == 0:
             torch.save(state, folder / "whole.pt")
     micros = training.batch.minibatches[0]
-    return found | {"micro-batches": len(micros), "idle": any(micro.empty for micro in micros)}
+    return differences | {"micro-batches": len(micros), "idle": any(micro.empty for micro in micros)}
 
 
 def loads(case: Case, name: str, saver: Path, loader: FsdpLoader, rank: int) -> dict[str, Any]:
@@ -294,25 +296,25 @@ def loads(case: Case, name: str, saver: Path, loader: FsdpLoader, rank: int) -> 
     training = Training(case, FEATURES[name], loader, rank)
     training.prepare()  # with the weights of the start, as in the run that was saved
     training.backend.load_state(saver, "own")
-    loaded, _ = apart(training.state(), torch.load(saver / "whole.pt"))
+    loaded, _ = largest_difference(training.state(), torch.load(saver / "whole.pt"))
     wanted: Found = torch.load(case.folder / f"{case.kind}, {name}.pt", weights_only=False)
-    found = compared(training, [training.update()], wanted, STEPS - 1)
-    weights, tensor = apart(training.weights(), wanted.last)
-    return found | {"loaded": loaded, "weights": weights, "worst weight": tensor, "from": saver.name}
+    differences = compared(training, [training.update()], wanted, STEPS - 1)
+    weights, tensor = largest_difference(training.weights(), wanted.last)
+    return differences | {"loaded": loaded, "weights": weights, "worst weight": tensor, "from": saver.name}
 
 
 def state_folder(case: Case, name: str, layout: str) -> Path:
     return case.folder / "states" / case.kind / name / layout
 
 
-def act(rank: int, world: int, port: int, case: Case, out: str) -> None:
-    """All layouts of `world` processes; `out`-`rank`.json gets what each run found."""
+def act(rank: int, world: int, port: int, case: Case, results: str) -> None:
+    """All layouts of `world` processes; `results`-`rank`.json gets the differences of each run."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     with reduced_as_float32():
         rows = [row for dims in layouts(case.kind, world) for row in runs(case, dims, rank)]
-    Path(f"{out}-{rank}.json").write_text(json.dumps(rows))
+    Path(f"{results}-{rank}.json").write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -77,17 +77,25 @@ for line in sys.stdin:
 
 
 @dataclass
-class Found:
-    """Of one family. asked: what the oracle is asked at each turn (prompt, turn, messages, tools), and our tokens."""
+class FamilyResult:
+    """Counts of one family, and its boundaries between turns."""
 
     conversations: int = 0
+    """Conversations that the template accepts."""
     turns: int = 0
-    whole: int = 0
+    """Turns of the policy in them."""
+    comparable: int = 0
+    """Conversations whose template renders each part as the beginning of the whole."""
     equal: int = 0
+    """Those of them whose tokens equal one rendering of all messages."""
     agreed: int = 0
+    """Boundaries where `renderers` appends the same tokens."""
     uncovered: int = 0
+    """Boundaries that `renderers` renders anew, or fails at."""
     wrong: list[str] = field(default_factory=list)
-    asked: list[tuple[list[int], list[int], list[Any], list[Any], list[int]]] = field(default_factory=list)
+    """A line for each difference."""
+    boundaries: list[tuple[list[int], list[int], list[Any], list[Any], list[int]]] = field(default_factory=list)
+    """Prompt, turn, messages and tools at each turn, for the oracle, and our tokens."""
 
 
 def main() -> int:
@@ -103,14 +111,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or downloaded(Path(scratch))
         paths = [*families(folder, every=False)]
-        found = {}
+        results = {}
         for number, path in enumerate(paths):
             count = (options.count + number) // len(paths)
             tokenizer, stops = of_family(path)
-            found[path.stem] = played(tokenizer, stops, count, random.Random(f"{options.seed} {path.stem}"))
+            results[path.stem] = played(tokenizer, stops, count, random.Random(f"{options.seed} {path.stem}"))
             if options.cache and path.stem in ORACLES:
-                ask_oracle(found[path.stem], tokenizer, ORACLES[path.stem], options.cache, Path(scratch))
-    return shown(found, options.json)
+                ask_oracle(results[path.stem], tokenizer, ORACLES[path.stem], options.cache, Path(scratch))
+    return print_results(results, options.json)
 
 
 def of_family(path: Path) -> tuple[Any, list[int]]:
@@ -119,22 +127,22 @@ def of_family(path: Path) -> tuple[Any, list[int]]:
     return tokenizer, tokenizer.convert_tokens_to_ids(stops)
 
 
-def played(tokenizer: Any, stops: Sequence[int], count: int, draw: random.Random) -> Found:
-    found = Found()
+def played(tokenizer: Any, stops: Sequence[int], count: int, draw: random.Random) -> FamilyResult:
+    result = FamilyResult()
     for _ in range(count):
         try:
-            Played(tokenizer, stops, draw, found).play()
+            Played(tokenizer, stops, draw, result).play()
         except ModelError:
             continue  # the template refuses such messages; templates.py shows which
-        found.conversations += 1
-    return found
+        result.conversations += 1
+    return result
 
 
 class Played:
     """One conversation. exact: of turns as the template would write them, so that all can be compared."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[int], draw: random.Random, found: Found) -> None:
-        self.tokenizer, self.stops, self.draw, self.found = tokenizer, stops, draw, found
+    def __init__(self, tokenizer: Any, stops: Sequence[int], draw: random.Random, result: FamilyResult) -> None:
+        self.tokenizer, self.stops, self.draw, self.result = tokenizer, stops, draw, result
         self.exact, self.uses_tools = draw.random() < 0.5, draw.random() < 0.5
         self.tools = TOOLS if self.uses_tools else []
         self.template = TurnTemplate(tokenizer, stops, self.tools)
@@ -165,13 +173,15 @@ class Played:
             trajectory = trajectory.without_last(dropped).extended("environment", np.array(appended, np.int32))
             expected = expected[: len(expected) - dropped] + [False] * len(appended)
             self.messages += [turn, *(dict(self.template.harmless(reply)) for reply in replies)]
-            self.found.turns += 1
+            self.result.turns += 1
             ours = trajectory.tokens.tolist()
-            self.found.asked.append((prompt, ids, [*map(dict, map(self.template.harmless, replies))], self.tools, ours))
+            self.result.boundaries.append(
+                (prompt, ids, [*map(dict, map(self.template.harmless, replies))], self.tools, ours)
+            )
             if ours != prompt + ids[: len(ids) - dropped] + appended:
-                self.wrong(number, "not what the engine saw and drew")
+                self.wrong(number, "not what the engine read and sampled")
             if trajectory.response_mask.tolist() != expected:
-                self.wrong(number, "the mask is not of what was drawn")
+                self.wrong(number, "the mask is not that of the response tokens")
             if ours.count(self.tokenizer.bos_token_id) - sum(i == self.tokenizer.bos_token_id for i in ids) > 1:
                 self.wrong(number, "a second BOS")
         if self.exact:
@@ -184,10 +194,10 @@ class Played:
             arguments = json.dumps(arguments) if self.template.arguments == "{}" else arguments
             call = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": arguments}}
             message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        whole = self.template.trimmed([*self.messages, message])
+        rendered = self.template.trimmed([*self.messages, message])
         self.cut_off = False
-        if self.exact and whole[: len(prompt)] == prompt and len(whole) > len(prompt):
-            return message, whole[len(prompt) :]
+        if self.exact and rendered[: len(prompt)] == prompt and len(rendered) > len(prompt):
+            return message, rendered[len(prompt) :]
         if self.exact:
             self.compare(prompt)  # the template renders the past differently now, or ours is not what it renders
         self.exact = False
@@ -197,9 +207,9 @@ class Played:
         ids += [self.draw.randrange(256) for _ in range(self.draw.randint(1, 20))]
         if self.tokenizer.decode(prompt).rstrip().endswith("<think>"):
             ids = self.tokenizer("</think>", add_special_tokens=False)["input_ids"] + ids
-        closes = whole[-1] in self.stops
+        closes = rendered[-1] in self.stops
         self.cut_off = closes and self.draw.random() < 0.1
-        return message, ids + ([whole[-1]] if closes and not self.cut_off else [])
+        return message, ids + ([rendered[-1]] if closes and not self.cut_off else [])
 
     def replies(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
         if "tool_calls" in turn:
@@ -208,32 +218,36 @@ class Played:
 
     def compare(self, ours: list[int]) -> None:
         """With one rendering of all messages, where each rendering of a part is its beginning."""
-        whole = self.template.first(self.messages)
+        rendered = self.template.first(self.messages)
         parts = [n for n, message in enumerate(self.messages) if n and message["role"] == "assistant"]
-        text = self.tokenizer.decode(whole)
+        text = self.tokenizer.decode(rendered)
         if any(
             not text.startswith(self.tokenizer.decode(self.template.trimmed(self.messages[: n + 1]))) for n in parts
         ):
             return
-        self.found.whole += 1
-        self.found.equal += ours == whole
-        if ours != whole:
-            self.wrong(len(parts), "{!r} in place of {!r}".format(*self.differing(ours, whole)))
+        self.result.comparable += 1
+        self.result.equal += ours == rendered
+        if ours != rendered:
+            self.wrong(len(parts), "{!r} in place of {!r}".format(*self.differing(ours, rendered)))
 
     def differing(self, ours: list[int], theirs: list[int]) -> list[str]:
         return differing(self.tokenizer, ours, theirs)
 
-    def wrong(self, number: int, what: str) -> None:
-        self.found.wrong.append(f"turn {number}: {what}")
+    def wrong(self, number: int, difference: str) -> None:
+        self.result.wrong.append(f"turn {number}: {difference}")
 
 
-def ask_oracle(found: Found, tokenizer: Any, config: str, cache: Path, scratch: Path) -> None:
+def ask_oracle(result: FamilyResult, tokenizer: Any, config: str, cache: Path, scratch: Path) -> None:
     """Compare each boundary with what `renderers` appends."""
     tokenizer.save_pretrained(scratch / config)
-    asked = {"tokenizer": str(scratch / config), "config": config, "boundaries": [each[:4] for each in found.asked]}
+    question = {
+        "tokenizer": str(scratch / config),
+        "config": config,
+        "boundaries": [boundary[:4] for boundary in result.boundaries],
+    }
     done = subprocess.run(
         [interpreter(cache), "-P", "-c", ORACLE],
-        input=json.dumps(asked) + "\n",
+        input=json.dumps(question) + "\n",
         capture_output=True,
         text=True,
         timeout=600,
@@ -241,21 +255,21 @@ def ask_oracle(found: Found, tokenizer: Any, config: str, cache: Path, scratch: 
     )
     answer = json.loads(done.stdout or json.dumps({"error": done.stderr[-300:]}))
     if "error" in answer:
-        found.wrong.append(f"renderers: {answer['error']}")
+        result.wrong.append(f"renderers: {answer['error']}")
         return
-    for (*_, ours), theirs in zip(found.asked, answer["ids"], strict=True):
+    for (*_, ours), theirs in zip(result.boundaries, answer["ids"], strict=True):
         if isinstance(theirs, list):
-            found.agreed += theirs == ours
+            result.agreed += theirs == ours
             if theirs != ours:
-                found.wrong.append("{!r}, renderers has {!r}".format(*differing(tokenizer, ours, theirs)))
+                result.wrong.append("{!r}, renderers has {!r}".format(*differing(tokenizer, ours, theirs)))
         else:
-            found.uncovered += 1
+            result.uncovered += 1
 
 
-def differing(tokenizer: Any, *both: list[int]) -> list[str]:
+def differing(tokenizer: Any, *pair: list[int]) -> list[str]:
     """Both as text, from shortly before the first token that differs."""
-    same = next((n for n, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
-    return [str(tokenizer.decode(ids[max(0, same - 3) : same + 20])) for ids in both]
+    same = next((n for n, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair)))
+    return [str(tokenizer.decode(ids[max(0, same - 3) : same + 20])) for ids in pair]
 
 
 def interpreter(cache: Path) -> Path:
@@ -269,7 +283,7 @@ def interpreter(cache: Path) -> Path:
     return python
 
 
-def shown(found: dict[str, Found], file: Path | None) -> int:
+def print_results(results: dict[str, FamilyResult], file: Path | None) -> int:
     columns = (
         "conversations",
         "turns",
@@ -282,17 +296,18 @@ def shown(found: dict[str, Found], file: Path | None) -> int:
     )
     table = Table("family", *columns, box=None)
     total = Counter[str]()
-    for name, one in found.items():
-        numbers = (one.conversations, one.turns, one.whole, one.equal, one.agreed, one.uncovered, len(one.wrong))
-        table.add_row(name, *map(str, numbers), (one.wrong or [""])[0][:90])
+    for name, family in results.items():
+        numbers = (family.conversations, family.turns, family.comparable)
+        numbers += (family.equal, family.agreed, family.uncovered, len(family.wrong))
+        table.add_row(name, *map(str, numbers), (family.wrong or [""])[0][:90])
         total.update(dict(zip(columns, numbers, strict=False)))
     table.add_row("all", *(str(total[name]) for name in columns[:7]))
     Console(width=200).print(table)
     if file:
         file.write_text(
-            json.dumps({"all": total, **{name: one.wrong[:20] for name, one in found.items()}}, indent=1) + "\n"
+            json.dumps({"all": total, **{name: family.wrong[:20] for name, family in results.items()}}, indent=1) + "\n"
         )
-    return int(any(one.wrong for one in found.values()))
+    return int(any(family.wrong for family in results.values()))
 
 
 if __name__ == "__main__":

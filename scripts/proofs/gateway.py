@@ -144,17 +144,25 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What came out. exact: the recorded trajectories are what the engine saw and drew."""
+class AgentRun:
+    """The result of one agent."""
 
     framework: str
+    """Name of the case."""
     package: str
+    """Requirement that was installed."""
     turns: list[int]
+    """Turns of the policy in each trajectory."""
     response_tokens: int
+    """Response tokens of all trajectories."""
     tokens: int
+    """All their tokens."""
     reward: float | None
+    """Reward of the session; None if none came."""
     exact: bool
+    """True if the recorded trajectories are what the engine read and sampled."""
     wrong: bool
+    """True if tokens, reward or turns are not the expected ones."""
 
 
 def main() -> int:
@@ -163,18 +171,18 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "rlcli-gateway")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = [ran(name, CASES[name], options.cache) for name in options.only or CASES]
-    table = Table("framework", "package", "turns", "drawn tokens", "tokens", "reward", "exact ids", box=None)
-    for one in found:
-        numbers = (str(one.turns), str(one.response_tokens), str(one.tokens), str(one.reward))
-        table.add_row(one.framework, one.package, *numbers, "yes" if one.exact else "NO")
+    results = [run_case(name, CASES[name], options.cache) for name in options.only or CASES]
+    table = Table("framework", "package", "turns", "response tokens", "tokens", "reward", "exact ids", box=None)
+    for result in results:
+        numbers = (str(result.turns), str(result.response_tokens), str(result.tokens), str(result.reward))
+        table.add_row(result.framework, result.package, *numbers, "yes" if result.exact else "NO")
     Console(width=140).print(table)
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-    return int(any(one.wrong for one in found))
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    return int(any(result.wrong for result in results))
 
 
-def ran(name: str, case: Case, cache: Path) -> Ran:
+def run_case(name: str, case: Case, cache: Path) -> AgentRun:
     """Run one agent, to its end."""
     program = cache / f"agent-{name}.py"
     python = interpreter(name, case, cache)
@@ -188,12 +196,12 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
         run = run_agent(gateway, gateway.open(), f"{python} {program}", ROW, deadline_s=300).result()
         trajectories = [branch.trajectory for branch in run.branches]
         exact = is_recorded(engine.seen, trajectories)
-    turns = [whole.turns for whole in trajectories]
-    drawn, tokens = (
+    turns = [trajectory.turns for trajectory in trajectories]
+    response_tokens, tokens = (
         sum(each) for each in zip(*((t.response_tokens, len(t.tokens)) for t in trajectories), strict=True)
     )
     wrong = not exact or run.reward != 1.0 or turns != [case.turns]
-    return Ran(name, case.requirements[0], turns, drawn, tokens, run.reward, exact, wrong)
+    return AgentRun(name, case.requirements[0], turns, response_tokens, tokens, run.reward, exact, wrong)
 
 
 def wanted(prompt: str) -> str:

@@ -124,13 +124,13 @@ def run(task: str, seed: int, folder: Path, wrong: str) -> dict[str, Any]:
 def _passed(task: str, first: float, last: float, seconds: float, wrong: str) -> bool:
     if wrong:
         return wrong != "images" or abs(last - CHANCE) <= MARGIN
-    before, after, most = EXPECTED[task]
-    return first < before and last >= after and seconds <= most
+    highest_start, lowest_end, longest_s = EXPECTED[task]
+    return first < highest_start and last >= lowest_end and seconds <= longest_s
 
 
 def _rewarded(task: str, rewards: list[float]) -> bool:
-    before, after = EXPECTED_REWARD.get(task, (math.inf, -math.inf))
-    return rewards[0] < before and fmean(rewards[-LAST_STEPS:]) >= after
+    highest_start, lowest_end = EXPECTED_REWARD.get(task, (math.inf, -math.inf))
+    return rewards[0] < highest_start and fmean(rewards[-LAST_STEPS:]) >= lowest_end
 
 
 def percent(estimate: dict[str, float]) -> str:
@@ -157,15 +157,15 @@ def main() -> int:
     for task in arguments.tasks:
         for seed in arguments.seeds:
             with tempfile.TemporaryDirectory(prefix="rlcli-tasks-") as folder:
-                one = run(task, seed, Path(folder), arguments.wrong)
-            results.append(one)
-            rewards = f"{one['rewards'][0]:.2f} → {fmean(one['rewards'][-LAST_STEPS:]):.2f}"
-            times = f"{one['warm_start_s']:.0f} s | {one['seconds']:.0f} s"
-            line = f"| `{task}` | {seed} | {percent(one['before'])} | {percent(one['after'])} | {rewards} | {times} |"
-            print(line, flush=True)
+                result = run(task, seed, Path(folder), arguments.wrong)
+            results.append(result)
+            rewards = f"{result['rewards'][0]:.2f} → {fmean(result['rewards'][-LAST_STEPS:]):.2f}"
+            times = f"{result['warm_start_s']:.0f} s | {result['seconds']:.0f} s"
+            before, after = percent(result["before"]), percent(result["after"])
+            print(f"| `{task}` | {seed} | {before} | {after} | {rewards} | {times} |", flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=2) + "\n")
-    return 0 if all(one["passed"] for one in results) else 1
+    return 0 if all(result["passed"] for result in results) else 1
 
 
 if __name__ == "__main__":

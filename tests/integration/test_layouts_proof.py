@@ -59,12 +59,12 @@ def test_four_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path:
 
 
 def test_the_worst_tensor_counts_and_one_of_zeros_must_be_one(proof: dict[str, Any]) -> None:
-    from _layouts_product import apart
+    from _layouts_product import largest_difference
 
     wanted = {"a": torch.ones(4, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
-    assert apart(wanted, wanted)[0] == 0.0
-    assert apart(wanted | {"a": wanted["a"] * 1.5}, wanted) == (0.5, "a")
-    assert apart(wanted | {"b": wanted["b"] + 1e-3}, wanted) == (pytest.approx(2**0.5 * 1e-3), "b")
+    assert largest_difference(wanted, wanted)[0] == 0.0
+    assert largest_difference(wanted | {"a": wanted["a"] * 1.5}, wanted) == (0.5, "a")
+    assert largest_difference(wanted | {"b": wanted["b"] + 1e-3}, wanted) == (pytest.approx(2**0.5 * 1e-3), "b")
 
 
 def test_the_table_has_the_largest_difference_of_all_ranks(proof: dict[str, Any]) -> None:
