@@ -373,10 +373,11 @@ def test_a_tracker_that_raises_is_reported_once_and_called_again(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hook", ["image", "picture"])  # its name, and the one before
 def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
-    folder: RunFolder, warnings: list[str], tracker: Made
+    hook: str, folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
-    name = tracker("reader", close=WRITE, more=KEEP)
+    name = tracker("reader", close=WRITE, more=KEEP.replace("def image", f"def {hook}"))
     trackers = open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
     for step in range(22):
         write_step(folder, step)
