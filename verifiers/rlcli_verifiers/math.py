@@ -58,24 +58,25 @@ def verify(request: VerifyRequest) -> Verdict:
         return no_answer(OPEN_THINK)
     tail = tidy(text[-TAIL_CHARS:])
     stated = extract(tail)
-    if said := _in_words(truth, tail, stated):
+    said = _in_words(truth, tail, stated)
+    if said:
         return judged(_is_said(truth, said), ", ".join(said))
-    is_unmarked_word = words(clean(truth)) is not None and not is_choice(truth) and not (_marked(tail) or tags(tail))
-    if not stated or is_unmarked_word:
+    if not stated or said is not None:
         return no_answer('no \\boxed{}, no "answer is", and a last sentence without one value')
     answer = ", ".join(stated)
     right = equal(truth, answer) or (len(stated) > 1 and all(equal(truth, each) for each in _completed(stated)))
     return judged(right or _sentence_is_right(truth, stated) or _local_is_right(truth, tail, stated), answer)
 
 
-def _in_words(truth: str, text: str, stated: list[str]) -> list[str]:
-    """The choice or the word that a text states, if the ground truth is one; none if a box or the like states it."""
+def _in_words(truth: str, text: str, stated: list[str]) -> list[str] | None:
+    """The choice or the word that a text states, if the ground truth is one; empty if it states no word. None: the
+    stated answer is to be compared."""
     if is_choice(truth):
-        return spoken.also_chosen(text) or ([] if any(map(is_choice, stated)) else _chosen(text))
+        return spoken.also_chosen(text) or (None if any(map(is_choice, stated)) else _chosen(text) or None)
     if words(clean(truth)) is None:
-        return []
+        return None
     if _marked(text) or tags(text):
-        return stated if len(stated) == 1 else []
+        return stated if len(stated) == 1 else None
     if len(stated) == 1 and stated[0].startswith(r"\text"):  # the only formula of the last sentence
         return stated
     return spoken.ending(last_sentence(text))
