@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +38,6 @@ MIN_OPEN_FILES = 1024
 SERVER_CPUS = 8
 """CPUs that a local cluster has beyond the machine's cores, for servers of models: they work while the workers wait."""
 
-OPTIONAL_DAEMONS = ("/monitor.py", "/log_monitor.py")
-"""Ray's autoscaler and log monitor: a local cluster starts them although one machine does not need them."""
-
-POLL_S, LOWEST_PRIORITY = 0.2, 19
-"""Seconds between two searches for them, and the priority (`nice`) that they get."""
-
 HEAD_DAEMONS = ("gcs_server", "raylet")
 """Daemons without which a local cluster cannot work."""
 
@@ -53,8 +47,6 @@ CLOSED_ENV = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
-    # Ray's autoscaler would serve its counters to everybody. No setting turns that off; it continues without a port.
-    "AUTOSCALER_METRIC_PORT": "-1",
 }
 """Environment variables with which all services of this machine listen on loopback, and answer only this user."""
 
@@ -293,7 +285,6 @@ def local_cluster(workers: int, on_lost: OnLost) -> Iterator[None]:
             if monitor is not None:
                 monitor.close()
             reaper.watch()  # An interrupt may have come while Ray was starting.
-            reaper.kill_optional_daemons(HEAD_DAEMONS)
             ray.shutdown()
             reaper.close()
 
@@ -310,7 +301,7 @@ def _start(cpus: int, store_bytes: int, folder: str) -> None:
 
     for last in (False, True):
         try:
-            with _restored_signal_handlers(), _deprioritized_daemons():
+            with _restored_signal_handlers(), _needed_daemons_only():
                 ray.init(
                     address="local",  # Otherwise it would join a cluster that happens to run on this machine.
                     job_config=_job_config(),
@@ -339,29 +330,29 @@ def _job_config() -> JobConfig:
 
 
 @contextlib.contextmanager
-def _deprioritized_daemons() -> Iterator[None]:
-    """Set the lowest priority for `OPTIONAL_DAEMONS` as they start: Ray starts them together with the daemons that a
-    run waits for, and their imports take a second or two of a core."""
-    started = threading.Event()
+def _needed_daemons_only() -> Iterator[None]:
+    """Make `ray.init` start only the daemons that one machine needs. Ray has no option for that: it starts an API
+    server, and waits for it, an autoscaler and a log monitor, which import for seconds and end slowly. Its agents
+    start as where the packages of the dashboard are not installed: without an HTTP server."""
+    from ray._private import node, utils
 
-    def lower() -> None:
-        import psutil
-
-        lowered: set[int] = set()
-        while len(lowered) < len(OPTIONAL_DAEMONS) and not started.wait(POLL_S):
-            for child in psutil.Process().children():
-                with contextlib.suppress(psutil.Error):  # The process has ended.
-                    if child.pid not in lowered and any(word.endswith(OPTIONAL_DAEMONS) for word in child.cmdline()):
-                        child.nice(LOWEST_PRIORITY)
-                        lowered.add(child.pid)
-
-    thread = threading.Thread(target=lower, name="priorities", daemon=True)
-    thread.start()
+    no_dashboard = ImportError("the dashboard is disabled")
+    replacements: list[tuple[Any, str, Callable[..., object]]] = [
+        (node.Node, "start_api_server", lambda self, **_: setattr(self, "_webui_url", None)),
+        (node.Node, "start_monitor", lambda _: None),
+        (node.Node, "start_log_monitor", lambda _: None),
+        (utils, "get_dashboard_dependency_error", lambda: no_dashboard),
+    ]
+    # A Ray without one of these names starts that daemon as usual.
+    replacements = [(owner, name, replacement) for owner, name, replacement in replacements if hasattr(owner, name)]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
     try:
         yield
     finally:
-        started.set()
-        thread.join()
+        for owner, name, original in originals:
+            setattr(owner, name, original)
 
 
 def _head_daemons() -> dict[int, str]:

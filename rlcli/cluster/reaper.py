@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlcli.cluster.process import process_time
@@ -58,16 +58,6 @@ class Reaper:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(processes) + "\n")
             self._process.stdin.flush()
-
-    def kill_optional_daemons(self, required: Collection[str]) -> None:
-        """Kill the session's daemons except those named in `required`: log monitor, autoscaler and API server have no
-        state to save. `ray.shutdown` would give each up to a second to end, one after another."""
-        import psutil
-
-        for child in self._daemons():
-            with contextlib.suppress(psutil.Error):
-                if child.name() not in required:
-                    child.kill()
 
     def _daemons(self) -> Iterator[Process]:
         """The driver's children whose command line contains the session's folder."""

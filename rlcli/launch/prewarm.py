@@ -61,6 +61,8 @@ class EarlyStart:
         engine = config.rollout.engine if generates else ""
         self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
         self._thread.start()
+        import rlcli.training.worker.worker  # noqa: F401  The thread needs it once Ray's daemons, now starting, answer.
+
         wait([self._placed], ALONE_S)
 
     def __enter__(self) -> EarlyStart:

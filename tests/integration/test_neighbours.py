@@ -82,8 +82,6 @@ def kind_of(process: psutil.Process) -> str:
         "gcs_server": r"/gcs_server ",
         "raylet": r"/raylet/raylet ",
         "Ray's agents": r"/agent/main\.py|/dashboard/agent\.py|DashboardAgent|RuntimeEnvAgent",
-        "Ray's dashboard": r"/dashboard/dashboard\.py",
-        "Ray's monitors": r"/monitor\.py|/log_monitor\.py",
         "worker": r"^ray::(Worker|IDLE)|/default_worker\.py",
         "served model": r"^ray::ServerActor",
         "server of a served model": r"vllm\.entrypoints.*RequireKey",

@@ -66,28 +66,6 @@ def test_the_session_ends_with_its_descendants_and_other_children_live_on(sessio
         other.wait()
 
 
-def test_helpers_end_at_once_and_the_head_and_other_children_live_on(session: Path) -> None:
-    reaper = Reaper(str(session), GROUP)
-    helper, head, other = (
-        sleeper(f"--logs-dir={session}/logs"),
-        named("raylet", session),
-        sleeper("a tracker's service"),
-    )
-    try:
-        while psutil.Process(head.pid).name() != "raylet":
-            time.sleep(0.02)
-        reaper.kill_optional_daemons(("gcs_server", "raylet"))
-        assert helper.wait(timeout=5) == -signal.SIGKILL
-        assert head.poll() is None
-        assert other.poll() is None
-        assert reaper._process.poll() is None
-    finally:
-        for process in (helper, head, other):
-            process.kill()
-            process.wait()
-        reaper.close()
-
-
 def test_a_signal_to_all_processes_does_not_end_the_one_that_clears_up(session: Path) -> None:
     """As systemd sends it."""
     reaper = Reaper(str(session), GROUP)
