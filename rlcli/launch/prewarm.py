@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from importlib import import_module
 
 from rlcli.cluster.placement import PlacedActors, Pool, start_actors
 from rlcli.cluster.ray_monitor import OnLost, exit_on_loss
@@ -46,6 +47,11 @@ class EarlyStart:
         self._thread: threading.Thread | None = None
         self._switch_s = 0.0
         self._session = False
+
+    def import_ray(self) -> None:
+        """Import Ray in a thread. The driver meanwhile waits for the process that loads the verifiers."""
+        set_ray_environment()
+        threading.Thread(target=import_module, args=("ray",)).start()
 
     def begin(self, config: RunConfig, device: str) -> None:
         """Start the cluster and its workers. Returns when these exist, or could not be started, or after ALONE_S: their

@@ -160,6 +160,8 @@ def _checked(
     startup_times.done("command")
     view.phase("check model and data")
     check_trackers(resolved.config.tracking.trackers)
+    if not call.dry_run:
+        early.import_ray()
     with startup_times.few_collections():
         prepared = prepare(
             resolved.config,

@@ -519,9 +519,9 @@ def _codes(column: pa.ChunkedArray) -> np.ndarray:
     """int64 `[rows]`: equal numbers for equal texts."""
     import numpy as np
 
-    codes: np.ndarray = np.concatenate(
-        [chunk.indices.to_numpy(zero_copy_only=False) for chunk in column.dictionary_encode().chunks]
-    ).astype(np.int64)
+    # Not by `to_numpy`, which imports pandas.
+    encoded = column.dictionary_encode(null_encoding="encode")
+    codes: np.ndarray = np.concatenate([np.from_dlpack(chunk.indices) for chunk in encoded.chunks]).astype(np.int64)
     return codes
 
 
