@@ -33,7 +33,6 @@ PAGES = [
 NOT_RUN = {
     "rlcli doctor": "imports all that it checks: tests/unit/launch/test_doctor.py",
     "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
-    "rlcli prep clevr_count *": "needs more rows than are here: tests/unit/prep/test_image_converters.py",
     "rlcli *roman*": "trains as it is written: tests/integration/test_your_own_task.py",
     "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
     "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/packages/quickstart/test_warm_start.py",
