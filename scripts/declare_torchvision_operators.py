@@ -1,4 +1,4 @@
-"""Lets torchvision be imported beside a torch without CUDA, though its wheel was built for one with it.
+"""Lets torchvision be imported with a torch without CUDA, though its wheel was built for one with it.
 
 `scripts/env` copies this module into the environment and has each of its Pythons import it, by a `.pth` file, where
 torchvision does not load otherwise. Nothing is imported until torchvision is: then the two operators are declared that

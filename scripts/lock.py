@@ -32,8 +32,8 @@ def main() -> None:
     write("cpu", cpu)
     write("gpu", gpu)
     # The development tools go on top of either set, so what both hold already is left to them.
-    both = held(cpu) & held(gpu)
-    write("dev", [pin for pin in resolve("dev", [*flags, "-c", str(FOLDER / "cpu.txt")]) if not held([pin]) <= both])
+    shared = held(cpu) & held(gpu)
+    write("dev", [pin for pin in resolve("dev", [*flags, "-c", str(FOLDER / "cpu.txt")]) if not held([pin]) <= shared])
 
 
 def resolve(extra: str, flags: list[str], excluded: tuple[str, ...] = ()) -> list[Requirement]:
@@ -74,12 +74,12 @@ def line_for(pin: Requirement) -> str | None:
 
 
 def pythons(pin: Requirement) -> list[str]:
-    """Those that the pin serves."""
+    """The Python versions that the pin applies to."""
     return [python for python in PYTHONS if pin.marker is None or pin.marker.evaluate(linux(python))]
 
 
 def held(pins: list[Requirement]) -> set[tuple[str, str]]:
-    """Which packages for which Python."""
+    """Pins by Python version."""
     return {(pin.name, python) for pin in pins for python in pythons(pin)}
 
 

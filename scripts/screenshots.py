@@ -31,8 +31,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("tools", type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "img")
-    given = parser.parse_args()
-    runs = [RunData(given.run), RunData(given.tools)]
+    options = parser.parse_args()
+    runs = [RunData(options.run), RunData(options.tools)]
     for run in runs:
         run.refresh()
     pages = {
@@ -55,7 +55,7 @@ def main() -> None:
                 height = min(1500, max(520, page.evaluate("document.querySelector('.page').scrollHeight") + 110))
                 page.set_viewport_size({"width": WIDTH, "height": HEIGHT if name == "overview" else height})
                 page.wait_for_timeout(300)
-                size = save(page.screenshot(), given.out / f"report_{name}.png")
+                size = save(page.screenshot(), options.out / f"report_{name}.png")
                 print(f"report_{name}.png: {size / 1000:.0f} kB")
             visitor.close()
 
@@ -78,12 +78,12 @@ def sample_of(run: Any, number: int) -> str:
     from urllib.parse import quote
 
     for step in reversed(run.steps()):
-        kept = run.token_keys(step)
+        token_keys = run.token_keys(step)
         for row in run.rows(step, ["prompt_id", "group", "sample", "turns", "score"]):
             key = (row["prompt_id"], row["group"] or 0, row["sample"])
-            if key in kept and (row["turns"] or 1) > 1 and row["score"] > 0:
-                place = f"step={step}&prompt={quote(key[0], safe='')}&group={key[1]}&sample={key[2]}"
-                return f"sample?run={number}&{place}"
+            if key in token_keys and (row["turns"] or 1) > 1 and row["score"] > 0:
+                query = f"step={step}&prompt={quote(key[0], safe='')}&group={key[1]}&sample={key[2]}"
+                return f"sample?run={number}&{query}"
     raise SystemExit(f"{run.folder} has no right sample of several turns with tokens")
 
 

@@ -67,14 +67,14 @@ class Visitor:
 
     def open(self, where: str) -> Any:
         """Open a page by its hash, such as `samples?step=3`, wait until it is complete, and return the tab."""
-        before = self.page.evaluate("document.documentElement.dataset.ready || ''")
+        ready_before = self.page.evaluate("document.documentElement.dataset.ready || ''")
         if self.page.url.startswith(self.origin):
             self.page.evaluate("where => { location.hash = where }", f"#/{where}")
         else:
             self.page.goto(f"{self.origin}#/{where}")
         self.page.wait_for_function(
             "before => (document.documentElement.dataset.ready || '') !== before && document.querySelector('.page')",
-            arg=before,
+            arg=ready_before,
         )
         return self.page
 

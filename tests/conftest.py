@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures of every test."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 @pytest.fixture(autouse=True, scope="module")
 def _restored_environment() -> Iterator[None]:
     """Undo what a file's tests changed in the environment: a command run in this process sets `PYTHONSAFEPATH`."""
-    before = dict(os.environ)
+    initial = dict(os.environ)
     yield
-    for name in os.environ.keys() - before.keys():
+    for name in os.environ.keys() - initial.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(initial)

@@ -15,10 +15,10 @@ def cpu_limit(seconds: int = 60) -> Iterator[None]:
     def late(*_: object) -> None:
         raise AssertionError(f"not done after {seconds} s of CPU time")
 
-    before = signal.signal(signal.SIGPROF, late)
+    previous_handler = signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.signal(signal.SIGPROF, previous_handler)

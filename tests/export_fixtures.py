@@ -48,13 +48,13 @@ def save_run(
     """
     resolved = resolved or resolve(recipe, {"model.path": str(base)}, list(settings))
     lora = resolved.config.lora
-    place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": init_device_mesh("cpu", (1,))}
+    load_options: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": init_device_mesh("cpu", (1,))}
     torch.manual_seed(step)
     spec = LoraSpec(lora.rank, lora.alpha, lora.targets) if lora.rank else None
-    models = {"policy": load_policy(str(base), lora=spec, **place)}
+    models = {"policy": load_policy(str(base), lora=spec, **load_options)}
     if critic is not None:
         load = load_policy if resolved.config.algorithm.advantage == "prime" else load_value
-        models["critic"] = load(str(critic), **place)
+        models["critic"] = load(str(critic), **load_options)
     for model in models.values():
         with torch.no_grad():
             for parameter in model.parameters():
@@ -63,12 +63,12 @@ def save_run(
     with torch.no_grad():
         log_probs = models["policy"](pack([(np.array(PROBE), 1)], CPU)).log_probs.tolist()
     if swap:
-        named = dict(models["policy"].named_parameters())
-        first, second = (named[f"lm.model.layers.{layer}.self_attn.q_proj.weight"] for layer in (0, 1))
+        parameters = dict(models["policy"].named_parameters())
+        first, second = (parameters[f"lm.model.layers.{layer}.self_attn.q_proj.weight"] for layer in (0, 1))
         with torch.no_grad():
-            kept = first.clone()
+            first_copy = first.clone()
             first.copy_(second)
-            second.copy_(kept)
+            second.copy_(first_copy)
     checkpoints = Checkpoints(run / "checkpoints", keep=9)
     folder = checkpoints.begin(step) / "policy"
     trained = {
@@ -87,7 +87,7 @@ def save_run(
 
 
 def stored(model: Any, folder: Path) -> Stored:
-    """The model's parameters as a checkpoint holds them. Collective: every rank calls it alike."""
+    """The model's parameters as a checkpoint holds them. Collective: every rank calls it."""
     save_state({f"policy.model.{name}": p.detach() for name, p in model.named_parameters()}, {}, folder, group())
     return Stored(folder, "policy.model.lm.")
 
@@ -148,8 +148,8 @@ def export(*words: object, expect: int = 0) -> None:
 
 def stored_log_probs(run: Path) -> list[float]:
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
-    found: list[float] = state["probe"]["log_probs"]
-    return found
+    log_probs: list[float] = state["probe"]["log_probs"]
+    return log_probs
 
 
 def log_probs(folder: Path) -> list[float]:
@@ -157,9 +157,9 @@ def log_probs(folder: Path) -> list[float]:
 
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        found: list[float] = padded_log_probs(lm, [(np.array(PROBE), 1)])[0].tolist()
-    return found
+        values: list[float] = padded_log_probs(lm, [(np.array(PROBE), 1)])[0].tolist()
+    return values
 
 
-def nothing_beside(out: Path) -> None:
-    assert not [entry for entry in out.parent.iterdir() if entry.name.startswith(f".{out.name}")]
+def nothing_beside(output_path: Path) -> None:
+    assert not [entry for entry in output_path.parent.iterdir() if entry.name.startswith(f".{output_path.name}")]

@@ -1,4 +1,4 @@
-"""What torch's kernels for sequences of several lengths compute on GPUs, by other means, for tests on CPUs."""
+"""CPU reference of torch's variable-length attention kernels, for tests without a GPU."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlcli.model.attention import _varlen
 
 def varlen_attn(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, scale: Any, window_size: Any, **__: Any) -> Any:
     """As `torch.nn.attention.varlen.varlen_attn`."""
-    before, after = window_size
-    assert after == 0
+    left_window, right_window = window_size
+    assert right_window == 0
     assert q.shape[-1] == k.shape[-1] == v.shape[-1], "the kernel has one size of heads"
     parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
-    out = [
-        F.scaled_dot_product_attention(*one, seen(one[0].shape[2], before), scale=scale, enable_gqa=True)
-        for one in parts
+    outputs = [
+        F.scaled_dot_product_attention(*sequence, seen(sequence[0].shape[2], left_window), scale=scale, enable_gqa=True)
+        for sequence in parts
     ]
-    return torch.cat(out, 2)[0].transpose(0, 1)
+    return torch.cat(outputs, 2)[0].transpose(0, 1)
 
 
-def seen(size: int, before: int) -> Tensor:
-    apart = torch.arange(size)[:, None] - torch.arange(size)
-    return (apart >= 0) & (apart <= (size if before < 0 else before))
+def seen(size: int, left_window: int) -> Tensor:
+    distance = torch.arange(size)[:, None] - torch.arange(size)
+    return (distance >= 0) & (distance <= (size if left_window < 0 else left_window))
 
 
 def sequences(ends: Tensor, *tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Of tensors `[T, heads, …]` each sequence's `[heads, length, …]`."""
+    """Splits tensors `[T, heads, …]` into each sequence's `[heads, length, …]`."""
     for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         yield [tensor[start:end].transpose(0, 1) for tensor in tensors]
 
@@ -52,13 +52,21 @@ def flash_forward(
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ends: Tensor, *_: Any, **options: Any
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output_packed: Tensor,
+    lse: Tensor,
+    ends: Tensor,
+    *_: Any,
+    **options: Any,
 ) -> tuple[Tensor, ...]:
     """As `aten._flash_attention_backward` (FlashAttention-2, arXiv 2307.08691, algorithm 2): by the output and the
     log-sum-exp that are given."""
-    found = []
+    gradients = []
     assert lse.shape == (q.shape[1], len(q))
-    for query, key, value, gradient, output, sums in sequences(ends, q, k, v, grad, out, lse.t()):
+    for query, key, value, gradient, output, sums in sequences(ends, q, k, v, grad, output_packed, lse.t()):
         scale = options["scale"]
         weights = (scored(query, key, scale, options["window_size_left"]) - sums[..., None]).exp()
         delta = (gradient * output).sum(-1, keepdim=True)
@@ -66,13 +74,13 @@ def flash_backward(
         shape = (len(key), -1, *key.shape[1:])
         of_keys = (of_scores.transpose(1, 2) @ query).view(shape).sum(1)
         of_values = (weights.transpose(1, 2) @ gradient).view(shape).sum(1)
-        found.append([x.transpose(0, 1) for x in (of_scores @ grouped(key, query), of_keys, of_values)])
-    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+        gradients.append([x.transpose(0, 1) for x in (of_scores @ grouped(key, query), of_keys, of_values)])
+    return tuple(torch.cat(parts) for parts in zip(*gradients, strict=True))
 
 
-def scored(query: Tensor, key: Tensor, scale: float, before: int) -> Tensor:
+def scored(query: Tensor, key: Tensor, scale: float, left_window: int) -> Tensor:
     scores = query @ grouped(key, query).transpose(1, 2) * scale
-    return scores.masked_fill(~seen(query.shape[1], before), -torch.inf)
+    return scores.masked_fill(~seen(query.shape[1], left_window), -torch.inf)
 
 
 def grouped(key: Tensor, query: Tensor) -> Tensor:

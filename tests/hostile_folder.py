@@ -29,6 +29,6 @@ def marks(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "marks").iterdir())
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Of this process, without what would add to a child's sys.path."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | more
+def environment(**variables: str) -> dict[str, str]:
+    """Environment of this process without variables that would add to a child's sys.path."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables

@@ -16,7 +16,7 @@ from rlcli.runs.folder import RunFolder
 from rlcli.types import IMAGE, Outcome, Prompt, Verdict
 
 SIZES = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop"}
-"""Of every sample."""
+"""Token counts and finish reason of every sample."""
 
 
 def drawing(number: int, size: tuple[int, int] = (84, 56)) -> bytes:
@@ -36,9 +36,9 @@ def noise(number: int, size: tuple[int, int] = (84, 56), form: str = "PNG") -> b
 
 
 def encoded(image: object, form: str = "PNG") -> bytes:
-    out = io.BytesIO()
-    image.save(out, form)  # type: ignore[attr-defined]
-    return out.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, form)  # type: ignore[attr-defined]
+    return buffer.getvalue()
 
 
 def write_data(folder: Path, images: Sequence[Sequence[bytes]], split: str = "train") -> Path:
@@ -48,13 +48,16 @@ def write_data(folder: Path, images: Sequence[Sequence[bytes]], split: str = "tr
             data_source="drawn",
             messages=[
                 {"role": "system", "content": "Look."},
-                {"role": "user", "content": f"{IMAGE * bool(own)}\nWhat is drawn?{f' And {IMAGE}?' * (len(own) - 1)}"},
+                {
+                    "role": "user",
+                    "content": f"{IMAGE * bool(row_images)}\nWhat is drawn?{f' And {IMAGE}?' * (len(row_images) - 1)}",
+                },
             ],
             verifier="exact",
             ground_truth=str(number),
-            images=own,
+            images=row_images,
         )
-        for number, own in enumerate(images)
+        for number, row_images in enumerate(images)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / f"{split}.parquet", rows)

@@ -107,7 +107,7 @@ def sound(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
 
 
 def gullible(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
-    """Does what the response tells it to, and prefers long ones."""
+    """Follows instructions in the response, and prefers long responses."""
     obeys = re.search(r"ignore|full marks|\"score\": ?1|score of 1", texts["response"], re.IGNORECASE)
     return (
         json.dumps({"reason": "I was told to", "score": 1})

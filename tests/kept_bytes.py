@@ -1,4 +1,4 @@
-"""What autograd keeps of a pass, for comparing with what the planner predicts."""
+"""Bytes that autograd saves in a forward pass, for comparison with the planner's prediction."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 def kept_by_torch(model: nn.Module, run: Callable[[], object]) -> float:
     """Bytes of the distinct storages that autograd saves in `run`, without the model's own."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    parameter_storages = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     saved: dict[int, torch.Tensor] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in parameter_storages:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 

@@ -38,9 +38,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            name = "/".join(filter(None, [asked.get("organization") or "me", asked["name"]]))
-            self.server.repos[name] = asked
+            request = json.loads(body)
+            name = "/".join(filter(None, [request.get("organization") or "me", request["name"]]))
+            self.server.repos[name] = request
             self._answer(200, {"url": f"{self.server.url}/{name}", "name": name})
         elif self.path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})

@@ -68,8 +68,8 @@ def of_tokens(function: Callable[..., Term]) -> Reference:
     def reference(responses: Responses, **options: Any) -> list[list[Term]]:
         return [
             [
-                function(new, old, response.advantage, chosen, **options)
-                for new, old, chosen in zip(response.new, response.old, response.selected, strict=True)
+                function(new, old, response.advantage, selected, **options)
+                for new, old, selected in zip(response.new, response.old, response.selected, strict=True)
             ]
             for response in responses
         ]
@@ -134,17 +134,17 @@ def clip_cov(
     new: float,
     old: float,
     advantage: float,
-    chosen: bool,
+    selected: bool,
     clip_low: float = 1.0,
     clip_high: float = 1.0,
     dual_clip: float | None = None,
 ) -> Term:
-    return Term(0.0) if chosen else surrogate(rho_of(new, old), advantage, clip_low, clip_high, dual_clip)
+    return Term(0.0) if selected else surrogate(rho_of(new, old), advantage, clip_low, clip_high, dual_clip)
 
 
 @of_tokens
-def kl_cov(new: float, old: float, advantage: float, chosen: bool, cov_coef: float = 1.0) -> Term:
-    return Term(-advantage * rho_of(new, old) + (cov_coef * abs(new - old) if chosen else 0.0))
+def kl_cov(new: float, old: float, advantage: float, selected: bool, cov_coef: float = 1.0) -> Term:
+    return Term(-advantage * rho_of(new, old) + (cov_coef * abs(new - old) if selected else 0.0))
 
 
 @of_tokens
@@ -210,8 +210,8 @@ def sppo(responses: Responses, eta: float = 1e3) -> list[list[Term]]:
 def kl_with_rest(first: list[float], second: list[float], least: float) -> float:
     """KL of two distributions of which some log-probs are given; the others are one event, at least that likely."""
 
-    def whole(given: list[float]) -> list[float]:
-        return [*map(math.exp, given), max(1.0 - math.fsum(map(math.exp, given)), least)]
+    def whole(log_probs: list[float]) -> list[float]:
+        return [*map(math.exp, log_probs), max(1.0 - math.fsum(map(math.exp, log_probs)), least)]
 
     return math.fsum(p * (math.log(p) - math.log(q)) for p, q in zip(whole(first), whole(second), strict=True))
 

@@ -50,7 +50,7 @@ LATENT_SIZES = {
     "moe_intermediate_size": 64,
     "num_hidden_layers": 3,
 }
-"""Of latent attention, whose keys are wider than its values."""
+"""Options of latent attention, whose keys are wider than its values."""
 MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "n_routed_experts": EXPERTS,
@@ -118,18 +118,20 @@ Row = tuple[np.ndarray, int]
 def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    own = MIXTURES.get(kind, HYBRIDS.get(kind, {}))
+    kind_options = MIXTURES.get(kind, HYBRIDS.get(kind, {}))
     if kind in HYBRIDS and "num_hidden_layers" in changes:
-        own = own | {"layer_types": ["linear_attention"] * (changes["num_hidden_layers"] - 1) + ["full_attention"]}
+        kind_options = kind_options | {
+            "layer_types": ["linear_attention"] * (changes["num_hidden_layers"] - 1) + ["full_attention"]
+        }
     if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         layers = ["full_attention"] * changes.get("num_hidden_layers", SIZES["num_hidden_layers"])
         windowed = changes.get("sliding_window") is not None
-        own = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}
+        kind_options = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}
         changes = changes if windowed else {**changes, "sliding_window": 64}
     if kind == "gpt_oss" and changes.get("sliding_window") is None:
         changes = {**changes, "sliding_window": 64}
     return AutoConfig.for_model(
-        kind, **{**SIZES, **own, "tie_word_embeddings": kind not in SEPARATE_HEAD, **changes}
+        kind, **{**SIZES, **kind_options, "tie_word_embeddings": kind not in SEPARATE_HEAD, **changes}
     )  # as published
 
 

@@ -31,8 +31,8 @@ def name_of(page: Path) -> str:
 
 def blocks_of(page: Path, language: str) -> list[str]:
     """The blocks of a page in that language, without the indentation of a list."""
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [textwrap.dedent(body) for _, own, body in found if own == language]
+    fences = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [textwrap.dedent(body) for _, block_language, body in fences if block_language == language]
 
 
 def write_files(page: Path, folder: Path) -> None:
@@ -61,8 +61,8 @@ def unknown_names(code: str, known: set[str]) -> list[str]:
     return [*missing, *sorted(used - known - {*dir(builtins)})]
 
 
-def _imports(nodes: list[ast.AST], found: dict[str, Any]) -> Iterator[str]:
-    """Fill `found` with what the imports give, by name; yields those that fail."""
+def _imports(nodes: list[ast.AST], namespace: dict[str, Any]) -> Iterator[str]:
+    """Fill `namespace` with what the imports give, by name; yields those that fail."""
     for node in nodes:
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
@@ -70,8 +70,8 @@ def _imports(nodes: list[ast.AST], found: dict[str, Any]) -> Iterator[str]:
             name = alias.asname or alias.name
             try:
                 if isinstance(node, ast.Import):
-                    found[name] = importlib.import_module(alias.name)
+                    namespace[name] = importlib.import_module(alias.name)
                 else:
-                    found[name] = getattr(importlib.import_module(node.module or ""), alias.name)
+                    namespace[name] = getattr(importlib.import_module(node.module or ""), alias.name)
             except (ImportError, AttributeError) as error:
                 yield str(error)

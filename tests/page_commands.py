@@ -65,11 +65,11 @@ SEPARATORS = {"&&", "||", ";", "|", "&"}
 
 
 class Shown(NamedTuple):
-    """A command of a page. whole: it is in a block, not in a sentence, which may leave out what is required."""
+    """A command of a page. complete: it is in a block, not in a sentence, which may leave out what is required."""
 
     page: Path
     words: list[str]
-    whole: bool
+    complete: bool
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}: {shlex.join(self.words)}"
@@ -105,11 +105,11 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def complaint(command: Shown) -> str:
-    """What is wrong with a command, in one line; empty if nothing is."""
+    """The problem of a command, in one line; empty if there is none."""
     program, *words = command.words
     if program == "rlcli":
         try:
-            return _complaint_of_ours(words, command.whole)
+            return _complaint_of_ours(words, command.complete)
         except TyperException as error:
             return error.format_message()
         except RlcliError as error:
@@ -139,16 +139,16 @@ def not_run(command: Shown) -> str:
     return next((pattern for pattern in NOT_RUN if fnmatchcase(line, pattern)), "")
 
 
-def _complaint_of_ours(words: list[str], whole: bool) -> str:
+def _complaint_of_ours(words: list[str], complete: bool) -> str:
     if words and words[-1] == "…" and (len(words) < 2 or not words[-2].startswith("-")):
         words = words[:-1]
-    name, given = parsed(words, whole)
-    return next((found for check in CHECKS if (found := check(name, given))), "")
+    name, options = parsed(words, complete)
+    return next((complaint for check in CHECKS if (complaint := check(name, options))), "")
 
 
-def parsed(words: list[str], whole: bool) -> tuple[str, dict[str, Any]]:
+def parsed(words: list[str], complete: bool) -> tuple[str, dict[str, Any]]:
     """The command that the words call, as `eval compare`, and its parameters. Raises `TyperException` for what the
-    command line would refuse: an unknown command or option, a value of another type; if whole, a missing one."""
+    command line would refuse: an unknown command or option, a value of another type; if complete, a missing one."""
     from rlcli.cli.app import app
 
     path: list[str] = []
@@ -158,7 +158,7 @@ def parsed(words: list[str], whole: bool) -> tuple[str, dict[str, Any]]:
     while True:
         if getattr(command, "commands", None) and not words:
             return " ".join(path), {}
-        context = _context(command, path[-1] if path else "rlcli", words, context, whole)
+        context = _context(command, path[-1] if path else "rlcli", words, context, complete)
         rest = [*getattr(context, "_protected_args", []), *context.args]
         if not getattr(command, "commands", None) or not rest:
             return " ".join(path), context.params
@@ -166,16 +166,16 @@ def parsed(words: list[str], whole: bool) -> tuple[str, dict[str, Any]]:
         path.append(name)
 
 
-def _context(command: Any, name: str, words: list[str], parent: Any, whole: bool) -> Any:
+def _context(command: Any, name: str, words: list[str], parent: Any, complete: bool) -> Any:
     for option in command.params:
         option.callback = None  # `--version` would print and `--install-completion` write files while they are parsed
     try:
         return command.make_context(name, list(words), parent=parent)
     except TyperException as error:
-        if whole:
+        if complete:
             raise
         if "requires an argument" in error.format_message():  # `rlcli train --resume`
-            return _context(command, name, [*words, "…"], parent, whole)
+            return _context(command, name, [*words, "…"], parent, complete)
         if not error.format_message().startswith("Missing"):
             raise
         return command.make_context(name, list(words), parent=parent, resilient_parsing=True)
@@ -185,42 +185,42 @@ def _stands_for(text: Any) -> bool:
     return not isinstance(text, str) or not text or bool(STANDS_FOR.fullmatch(text)) or "…" in text
 
 
-def _recipe(name: str, given: dict[str, Any]) -> str:
+def _recipe(name: str, options: dict[str, Any]) -> str:
     for parameter in ("first", "second") if name == "recipes diff" else ("recipe",):
-        recipe = given.get(parameter)
+        recipe = options.get(parameter)
         if not _stands_for(recipe) and not recipe.endswith(".toml") and recipe not in recipe_names():
             return f"there is no recipe '{recipe}'"
     return ""
 
 
-def _keys(name: str, given: dict[str, Any]) -> str:
+def _keys(name: str, options: dict[str, Any]) -> str:
     """Keys exist, and the recipe with them is one that a run would accept."""
-    sets = [text for text in given.get("sets") or () if not STANDS_FOR.match(text)]
+    sets = [text for text in options.get("sets") or () if not STANDS_FOR.match(text)]
     for text in sets:
         key = text.partition("=")[0].strip()
         if find_key(key) is None:
             raise unknown_key(key)
-    key = given.get("key")
+    key = options.get("key")
     if key and not _stands_for(key) and find_key(key) is None and key not in sections():
         raise unknown_key(key)
-    recipe = given.get("recipe")
+    recipe = options.get("recipe")
     code = any(text.startswith("algorithm.code") for text in sets)
     if not _stands_for(recipe) and not recipe.endswith(".toml") and not code:
-        flags = {"cluster.workers": given.get("workers"), "verifier.name": given.get("verifier")}
-        flags |= {"environment.name": given.get("environment")}
-        found = resolve(recipe, flags, [text for text in sets if not _stands_for(text.partition("=")[2])])
+        flags = {"cluster.workers": options.get("workers"), "verifier.name": options.get("verifier")}
+        flags |= {"environment.name": options.get("environment")}
+        resolved = resolve(recipe, flags, [text for text in sets if not _stands_for(text.partition("=")[2])])
         if any(text.startswith("algorithm.") for text in sets):
-            build_algorithm(**found.config.algorithm.model_dump())
+            build_algorithm(**resolved.config.algorithm.model_dump())
     return ""
 
 
-def _verifier(name: str, given: dict[str, Any]) -> str:
+def _verifier(name: str, options: dict[str, Any]) -> str:
     from rlcli.rewards.expression import AUTO, parse
     from rlcli.rewards.function_adapters import options_of
     from rlcli.rewards.verifier_modules import function_of
     from rlcli.rewards.verifier_registry import VERIFIERS
 
-    text = given.get("verifier") or (given.get("name") if name.startswith("verifiers ") else None)
+    text = options.get("verifier") or (options.get("name") if name.startswith("verifiers ") else None)
     if _stands_for(text):
         return ""
     for term in parse(text).terms:
@@ -234,8 +234,8 @@ def _verifier(name: str, given: dict[str, Any]) -> str:
 
 
 def _registered(parameter: str, commands: tuple[str, ...], group: str) -> Callable[..., str]:
-    def check(name: str, given: dict[str, Any]) -> str:
-        text = given.get(parameter) if name in commands else None
+    def check(name: str, options: dict[str, Any]) -> str:
+        text = options.get(parameter) if name in commands else None
         plain = not _stands_for(text) and not re.search(r"[:\s/]", text)
         return f"rlcli {name} knows no '{text}'" if plain and text not in _known(group) else ""
 
@@ -256,11 +256,11 @@ def _all_text() -> str:
     return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def _gpus(name: str, given: dict[str, Any]) -> str:
+def _gpus(name: str, options: dict[str, Any]) -> str:
     from rlcli_planner.known_devices import parse_gpus
 
-    if not _stands_for(given.get("gpus")):
-        parse_gpus(given["gpus"])
+    if not _stands_for(options.get("gpus")):
+        parse_gpus(options["gpus"])
     return ""
 
 
@@ -278,9 +278,9 @@ CHECKS = (
 def key_complaints(page: Path, text: str | None = None) -> list[str]:
     """Keys in `toml` blocks that are sections of a configuration, and do not exist."""
     text = page.read_text(encoding="utf-8") if text is None else text
-    found = []
+    unknown_keys = []
     for _, language, body in FENCE.findall(text):
         tables = tomllib.loads(body) if language == "toml" and "…" not in body else {}
         for section in {*tables} & {*sections()}:
-            found += [f"{section}.{key}" for key in tables[section] if find_key(f"{section}.{key}") is None]
-    return found
+            unknown_keys += [f"{section}.{key}" for key in tables[section] if find_key(f"{section}.{key}") is None]
+    return unknown_keys

@@ -81,8 +81,13 @@ def make_page_folder(root: Path) -> Path:
     (root / "tiny" / "chat_template.jinja").write_text(TEMPLATE)  # with tools
     for name in RAW:
         _raw(root / "raw" / name, name)
-    for name, out in (("gsm8k", "data/gsm8k"), ("gsm8k", "data"), ("math", "data/math"), ("math500", "data/math500")):
-        _prep(name, "--source", f"raw/{name}", "--out", out)
+    for name, output in (
+        ("gsm8k", "data/gsm8k"),
+        ("gsm8k", "data"),
+        ("math", "data/math"),
+        ("math500", "data/math500"),
+    ):
+        _prep(name, "--source", f"raw/{name}", "--out", output)
     _prep("countdown", "--out", "data/countdown", "--count", "12", "--test-count", "4")
     _prep("arithmetic", "--out", "data/sums", "--count", "12", "--test-count", "4")
     for copy in ("questions", "gsm8k-filtered"):
@@ -97,7 +102,7 @@ def _filled(text: str, row: int) -> str:
     """The two numbers of a row are those of `report_runs`, so that the runs are of these datasets."""
     a, b = row + 2, 3 * row + 1
     values = {"a": a, "b": b, "c": a + b}
-    return re.sub(r"\{([abc])\}", lambda found: str(values[found[1]]), text)
+    return re.sub(r"\{([abc])\}", lambda match: str(values[match[1]]), text)
 
 
 def _raw(path: Path, name: str) -> None:
@@ -111,16 +116,16 @@ def _raw(path: Path, name: str) -> None:
 
 
 def _home(root: Path) -> None:
-    """What pages name below `~`: downloads of datasets, in the files that others publish."""
+    """Files that pages name below `~`: downloads of datasets, in their published formats."""
     downloads = root / "home" / "data"
     for name in ("gsm8k", "math"):
         shutil.copytree(root / "raw" / name, downloads / name)
-    for place, name in (
+    for cache_path, name in (
         ("math/math_test_5000.jsonl", "math"),
         ("math/math500.jsonl", "math500"),
         ("code/HumanEval.jsonl", "humaneval"),
     ):
-        _zip(downloads / f"{place}.gz", (root / "raw" / name / "test.jsonl").read_text())
+        _zip(downloads / f"{cache_path}.gz", (root / "raw" / name / "test.jsonl").read_text())
     row = json.loads((root / "raw" / "mbpp" / "test.jsonl").read_text().partition("\n")[0])
     rows = [row | {"task_id": number} for number in (11, 602)]  # of test and of train
     _zip(downloads / "code" / "sanitized-mbpp.json.gz", json.dumps(rows))
@@ -139,9 +144,9 @@ def _files(root: Path) -> None:
     (root / "my_rewards.py").write_text(REWARDS)
     rows = []
     for number in range(7, 27):
-        asked, truth = f"What is 6 × {number}?", str(6 * number)
-        row = {"question": asked, "target": truth, "level": number % 3, "completion": f"It is {truth}"}
-        rows.append(row | {"prompt": asked, "ground_truth": truth})
+        question, truth = f"What is 6 × {number}?", str(6 * number)
+        row = {"question": question, "target": truth, "level": number % 3, "completion": f"It is {truth}"}
+        rows.append(row | {"prompt": question, "ground_truth": truth})
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     row = {"question": "How many?", "target": "3", "files": ["raw/geometry3k/figure.png"] * 2}
     (root / "pictures.jsonl").write_text(json.dumps(row) + "\n")

@@ -30,7 +30,7 @@ STANDS_FOR = {
     "parallel.expert=8": "parallel.expert=1",
     "teacher.path=Qwen/Qwen2.5-1.5B-Instruct": "teacher.path=tiny",
 }
-"""What the reader fills in, and what a hub or a larger machine has → what there is here."""
+"""Placeholders, hub names and sizes of larger machines in commands of pages → their local replacements."""
 GENERATED = ("arithmetic", "countdown", "reasoning-gym")
 STARTS = "here workers would start"
 
@@ -39,41 +39,41 @@ def as_run(words: Sequence[str], judge: str) -> list[str]:
     """The words after `rlcli` with what the folder has. judge: the address of one."""
     words = ["tiny" if word.startswith("Qwen/") else STANDS_FOR.get(word, word) for word in words]
     words = [word.replace("http://localhost:8000", judge) for word in words]
-    given = dict(pairwise(words))
-    if "--model" in given:
-        words[words.index("--model") + 1] = given["--model"].replace("…", "tiny")
+    options = dict(pairwise(words))
+    if "--model" in options:
+        words[words.index("--model") + 1] = options["--model"].replace("…", "tiny")
     if words[0] == "train":
-        return _training(words, given)
+        return _training(words, options)
     if words[:2] == ["runs", "resume"]:
         return [*words, "--dry-run"]
     if words[0] == "prep" and words[1] not in ("list", "show", "filter"):
-        return _converting(words, given)
+        return _converting(words, options)
     return words
 
 
-def _converting(words: list[str], given: dict[str, str]) -> list[str]:
+def _converting(words: list[str], options: dict[str, str]) -> list[str]:
     words = [*words, "--no-check"]  # the rows are made up
     if words[1] in GENERATED:
         return [*words, "--count", "16", "--test-count", "4"]
     raw = Path("raw") / words[1]
-    if raw.is_dir() and not given.get("--source", "").startswith(("~", "raw/")):
+    if raw.is_dir() and not options.get("--source", "").startswith(("~", "raw/")):
         return [*words, "--source", str(raw)]
     return words
 
 
-def _training(words: list[str], given: dict[str, str]) -> list[str]:
+def _training(words: list[str], options: dict[str, str]) -> list[str]:
     if words[1] == "…":
         words[1:2] = ["grpo", "--model", "tiny", "--data", "data/gsm8k"]
-    if "--workers" in given or words[1].endswith(".toml"):  # an imported file names the workers of a cluster
+    if "--workers" in options or words[1].endswith(".toml"):  # an imported file names the workers of a cluster
         words = [*words, "--workers", "1", "--set", "rollout.tensor_parallel=1"]
-    if Path(given.get("--out", "-")).exists():  # other commands of the page need what it will have written
+    if Path(options.get("--out", "-")).exists():  # other commands of the page need what it will have written
         words = [*words, "--force"]
     return words if "--dry-run" in words else [*words, "--dry-run"]
 
 
 def failure(words: Sequence[str]) -> str:
     """Run a command in the current folder. Returns what it printed if it fails before its workers would start."""
-    printed, here = io.StringIO(), Path.cwd()
+    printed, working_folder = io.StringIO(), Path.cwd()
     with (
         redirect_stdout(printed),
         redirect_stderr(printed),
@@ -81,6 +81,6 @@ def failure(words: Sequence[str]) -> str:
         patch("rlcli.launch.launch.running_workers", side_effect=RunFailed(STARTS)),
     ):
         code = main(words)
-    os.chdir(here)  # a resumed run has changed to the folder that it was started in
+    os.chdir(working_folder)  # a resumed run has changed to the folder that it was started in
     text = printed.getvalue()
     return "" if code == 0 or (code == 1 and STARTS in text) else f"exit code {code}: {text[-600:]}"

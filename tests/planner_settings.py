@@ -44,7 +44,7 @@ RATES = Rates(
     quiet=True,
     measured=1.8e9,
 )
-"""Of a made-up machine with two cores."""
+"""Rates of a fictitious machine with two cores."""
 
 
 @functools.cache
@@ -62,5 +62,5 @@ def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> S
     return setting_of(resolve(recipe, flags, sets).config, device, kv_cache_bytes=cache, read=lambda *_: shape)
 
 
-def totals(of: Setting) -> dict[str, float]:
-    return {phase.name: phase.total for phase in phases(of)}
+def totals(setting: Setting) -> dict[str, float]:
+    return {phase.name: phase.total for phase in phases(setting)}

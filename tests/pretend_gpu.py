@@ -42,7 +42,7 @@ SHAPES_FROM_VALUES = {
     "equal",
     "is_nonzero",
 }
-"""Operations whose result the host must know before it goes on: their CUDA kernels copy a number to it."""
+"""Operations whose result the host must know before it continues: their CUDA kernels copy a number to it."""
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 """They accept indices of the host, which are copied to the device, and masks, which are made into indices."""
 
@@ -66,7 +66,7 @@ class OnGpu(Tensor):
     @staticmethod
     def __new__(cls, real: Tensor) -> OnGpu:
         # torch's own code sees a device for which a CPU build has autograd, and which is not the CPU.
-        found: OnGpu = Tensor._make_wrapper_subclass(
+        wrapper: OnGpu = Tensor._make_wrapper_subclass(
             cls,
             real.size(),
             strides=real.stride(),
@@ -74,8 +74,8 @@ class OnGpu(Tensor):
             dtype=real.dtype,
             device="meta",
         )
-        found.host = real
-        return found
+        wrapper.host = real
+        return wrapper
 
     device = property(lambda self: DEVICE)  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -87,10 +87,10 @@ class OnGpu(Tensor):
 
     def __getitem__(self, index: Any) -> Tensor:
         parts = index if isinstance(index, tuple) else (index,)
-        found: Tensor = super().__getitem__(
+        indexed: Tensor = super().__getitem__(
             tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
         )
-        return found
+        return indexed
 
     def data_ptr(self) -> int:
         return self.host.data_ptr()
@@ -159,17 +159,17 @@ class PretendGpu(TorchDispatchMode):
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[Wait]]:
         """The waits within the block."""
-        waits, before = list[Wait](), len(self.waits)
+        waits, recorded_count = list[Wait](), len(self.waits)
         try:
             yield waits
         finally:
-            waits += self.waits[before:]
+            waits += self.waits[recorded_count:]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__
         tensors = _tensors((args, kwargs))
-        on_gpu = any(isinstance(one, OnGpu) for one in tensors)
+        on_gpu = any(isinstance(tensor, OnGpu) for tensor in tensors)
         if name in ("_pin_memory", "is_pinned"):
             return self._pinning(name, args[0])
         if name == "_to_copy":
@@ -197,13 +197,15 @@ class PretendGpu(TorchDispatchMode):
         results = compute(*_real(args), **_real(kwargs))
         if not wraps:
             return results
-        if all(one.alias_info is None for one in function._schema.returns):
+        if all(value.alias_info is None for value in function._schema.returns):
             # Some results share memory, which nothing but their storage says: autograd would write to a wrapper's.
-            given = [one for one in _tensors((args, kwargs)) if isinstance(one, OnGpu)]
-            shared = {one.host.untyped_storage().data_ptr() for one in given}
-            results = _mapped(lambda one: one.clone() if one.untyped_storage().data_ptr() in shared else one, results)
-        made = _mapped(OnGpu, results)
-        return return_and_correct_aliasing(function, args, kwargs, made) if function.namespace == "aten" else made
+            gpu_inputs = [value for value in _tensors((args, kwargs)) if isinstance(value, OnGpu)]
+            shared = {value.host.untyped_storage().data_ptr() for value in gpu_inputs}
+            results = _mapped(
+                lambda value: value.clone() if value.untyped_storage().data_ptr() in shared else value, results
+            )
+        wrapped = _mapped(OnGpu, results)
+        return return_and_correct_aliasing(function, args, kwargs, wrapped) if function.namespace == "aten" else wrapped
 
     def _converted(self, function: Any, args: Any, kwargs: Any) -> Any:
         """`_to_copy`: to another device, another dtype, or both."""
@@ -236,12 +238,12 @@ class PretendGpu(TorchDispatchMode):
         return into
 
     def _check_devices(self, name: str, function: Any, tensors: list[Tensor]) -> None:
-        """Tensors of the host may only be numbers, beside tensors of the GPU, or indices of these."""
-        others = [one for one in tensors if not isinstance(one, OnGpu)]
-        if name in INDEXED and others and not any(one.is_meta for one in others):
+        """Host tensors may only be numbers where GPU tensors are operands, or indices of these."""
+        others = [tensor for tensor in tensors if not isinstance(tensor, OnGpu)]
+        if name in INDEXED and others and not any(tensor.is_meta for tensor in others):
             self._wait("upload", function)
             return
-        mixed = [one for one in others if one.ndim]
+        mixed = [tensor for tensor in others if tensor.ndim]
         assert not mixed or len(others) == len(tensors), f"{function}: tensors of two devices, at {_line()}"
 
     def _note_wait(self, name: str, function: Any, args: Any, kwargs: Any) -> None:
@@ -249,7 +251,7 @@ class PretendGpu(TorchDispatchMode):
         if name == "repeat_interleave":
             makes_shape = kwargs.get("output_size") is None and isinstance(args[-1], Tensor)
         elif name in INDEXED:
-            makes_shape = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+            makes_shape = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         if name == "_local_scalar_dense" or makes_shape:
             self._wait("shape" if makes_shape else "scalar", function)
 
@@ -275,20 +277,20 @@ def _mapped(change: Callable[[Tensor], Any], values: Any) -> Any:
     if isinstance(values, Tensor):
         return change(values)
     if isinstance(values, (tuple, list)):
-        return type(values)([_mapped(change, one) for one in values])
+        return type(values)([_mapped(change, value) for value in values])
     if isinstance(values, dict):
-        return {name: _mapped(change, one) for name, one in values.items()}
+        return {name: _mapped(change, value) for name, value in values.items()}
     return values
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _mapped(found.append, values)
-    return found
+    tensors: list[Tensor] = []
+    _mapped(tensors.append, values)
+    return tensors
 
 
 def _real(values: Any) -> Any:
-    return _mapped(lambda one: one.host if isinstance(one, OnGpu) else one, values)
+    return _mapped(lambda value: value.host if isinstance(value, OnGpu) else value, values)
 
 
 def _line() -> str:
@@ -314,9 +316,9 @@ def _varlen(
     scale: float | None = None,
     window: Sequence[int] = (-1, -1),
     *rest: Any,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's kernel for sequences of several lengths computes, one sequence after another, in float32."""
+    """Output of torch's variable-length attention kernel, computed sequence by sequence in float32."""
     outputs, sums = [], []
     for _, _, v, scores in _sequences(query, key, value, ends, scale, window):
         outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
@@ -329,7 +331,7 @@ def _varlen_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,
+    output: Tensor,
     sums: Tensor,
     ends: Tensor,
     key_ends: Tensor,
@@ -342,26 +344,26 @@ def _varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its gradients."""
     factor, groups = scale or query.shape[-1] ** -0.5, query.shape[1] // key.shape[1]
-    found, sequences = [], _sequences(query, key, value, ends, scale, window)
+    gradients, sequences = [], _sequences(query, key, value, ends, scale, window)
     for (q, k, v, scores), (start, end) in zip(sequences, pairwise(ends.tolist()), strict=True):
-        p, own = scores.softmax(-1), grad[start:end].float().transpose(0, 1)
-        of_p = own @ v.transpose(1, 2)
+        p, grad_output = scores.softmax(-1), grad[start:end].float().transpose(0, 1)
+        of_p = grad_output @ v.transpose(1, 2)
         of_scores = p * (of_p - (of_p * p).sum(-1, keepdim=True)) * factor
-        of_q, of_k, of_v = of_scores @ k, of_scores.transpose(1, 2) @ q, p.transpose(1, 2) @ own
-        found.append([of_q, *(one.unflatten(0, (-1, groups)).sum(1) for one in (of_k, of_v))])
-    joined = (torch.cat(parts, 1).transpose(0, 1).to(query.dtype) for parts in zip(*found, strict=True))
-    of_query, of_key, of_value = (one.contiguous() for one in joined)
+        of_q, of_k, of_v = of_scores @ k, of_scores.transpose(1, 2) @ q, p.transpose(1, 2) @ grad_output
+        gradients.append([of_q, *(tensor.unflatten(0, (-1, groups)).sum(1) for tensor in (of_k, of_v))])
+    joined = (torch.cat(parts, 1).transpose(0, 1).to(query.dtype) for parts in zip(*gradients, strict=True))
+    of_query, of_key, of_value = (tensor.contiguous() for tensor in joined)
     return of_query, of_key, of_value
 
 
 def _sequences(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, scale: float | None, window: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Of each sequence, query, key and value, `[heads, T, D]`, and the masked scores, `[heads, T, T]`."""
-    groups, places = query.shape[1] // key.shape[1], ends.tolist()
-    for start, end in pairwise(places):
+    """For each sequence: query, key and value, `[heads, T, D]`, and the masked scores, `[heads, T, T]`."""
+    groups, offsets = query.shape[1] // key.shape[1], ends.tolist()
+    for start, end in pairwise(offsets):
         q = query[start:end].float().transpose(0, 1)
-        k, v = (one[start:end].float().transpose(0, 1).repeat_interleave(groups, 0) for one in (key, value))
+        k, v = (tensor[start:end].float().transpose(0, 1).repeat_interleave(groups, 0) for tensor in (key, value))
         distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
         seen = (distance >= 0) & ((window[0] < 0) | (distance <= window[0]))
         scores = q @ k.transpose(1, 2) * (scale or q.shape[-1] ** -0.5)
@@ -374,4 +376,4 @@ def _histc(values: Tensor, *bounds: Any) -> Tensor:
 
 
 _KERNELS = {"_varlen_attn": _varlen, "_varlen_attn_backward": _varlen_backward, "histc": _histc}
-"""What the CPU does not have."""
+"""Operations that the CPU lacks."""

@@ -1,4 +1,4 @@
-"""Calls commands one after another in a process of their own, so that a test can tell one that hangs.
+"""Calls commands one after another in a separate process, so that a test can detect one that hangs.
 
     python -m tests.readers < COMMANDS.json
 
@@ -27,7 +27,7 @@ ASKED = ("state", "index", "overview", "series", "samples", "group", "sample", "
 
 
 class Result(NamedTuple):
-    """What a command has printed, and its exit code."""
+    """Output of a command, and its exit code."""
 
     words: list[str]
     code: int
@@ -47,18 +47,18 @@ def results_of(commands: Sequence[Sequence[str | Path]], folder: Path) -> list[R
             printed, _ = process.communicate()
             done = len(printed.splitlines())
             raise AssertionError(f"it hung: {' '.join(lines[done])}") from None
-    found = [Result(**json.loads(line)) for line in printed.splitlines()]
-    assert len(found) == len(lines), f"it died: {' '.join(lines[len(found)])}"
-    return found
+    results = [Result(**json.loads(line)) for line in printed.splitlines()]
+    assert len(results) == len(lines), f"it died: {' '.join(lines[len(results)])}"
+    return results
 
 
 def call(words: list[str]) -> Result:
     from rlcli.cli.main import main
 
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = pages(words[1:]) if words[0] == "pages" else main(words)
-    return Result(words, code, out.getvalue(), err.getvalue())
+    return Result(words, code, stdout.getvalue(), stderr.getvalue())
 
 
 def pages(runs: list[str]) -> int:
@@ -74,10 +74,10 @@ def pages(runs: list[str]) -> int:
     except RlcliError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    given: dict[str, Any] = {"names": "reward/mean", "step": "1", "prompt": "sums/0", "sample": "0"}
+    parameters: dict[str, Any] = {"names": "reward/mean", "step": "1", "prompt": "sums/0", "sample": "0"}
     refused = 0
-    for what in ASKED:
-        status, text = answered(api, what, given)
+    for page in ASKED:
+        status, text = answered(api, page, parameters)
         print(text)
         if status != 200:
             refused = 2

@@ -31,7 +31,7 @@ def unpacked(block: str) -> bytes:
 
 @dataclass
 class Settings:
-    """What a written run has.
+    """Content of a written run.
 
     steps, prompts, samples: how many; prompts are per step, of `dataset` in all, so that they come again. messages: of
     each sample, (prompt, response) → list; texts: (step, prompt, sample) → response, for chosen ones. alive: the run
@@ -84,12 +84,12 @@ def write_run(folder: Path, settings: Settings | None = None, **changes: Any) ->
 
 def write_step(folder: Path, run: Settings, step: int) -> None:
     """Everything that a run records of one step; every third step evaluates."""
-    rows = [row for place in range(run.prompts) for row in group_rows(run, step, place)]
+    rows = [row for group in range(run.prompts) for row in group_rows(run, step, group)]
     room = folder / "samples" / f"step-{step:06d}"
-    kept = pa.schema([one for one in schema() if one.name not in NEWER]) if run.older else schema()
+    shard_schema = pa.schema([field for field in schema() if field.name not in NEWER]) if run.older else schema()
     halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     for rank, half in enumerate(halves):
-        write_table(room / f"rank-{rank}.parquet", pa.Table.from_pylist(half, schema=kept))
+        write_table(room / f"rank-{rank}.parquet", pa.Table.from_pylist(half, schema=shard_schema))
     if not run.older:
         _write(room / "advantages.parquet", [advantage_row(row, rows) for row in rows], advantages_schema())
         _write(room / "tokens-0.parquet", [token_row(row) for row in rows[:2]], tokens_schema())
@@ -104,9 +104,9 @@ def learned(step: int, steps: int) -> float:
     return 0.15 + 0.8 * step / max(steps, 1)
 
 
-def group_rows(run: Settings, step: int, place: int) -> list[dict[str, Any]]:
-    """The samples of the prompt at `place` of a step."""
-    number = ((step - 1) * run.prompts + place) % run.dataset
+def group_rows(run: Settings, step: int, group: int) -> list[dict[str, Any]]:
+    """The samples of the prompt at `group` of a step."""
+    number = ((step - 1) * run.prompts + group) % run.dataset
     a, b = number + 2, 3 * number + 1
     question = run.question.format(a=a, b=b)
     right = round(learned(step, run.steps) * run.samples)
@@ -114,9 +114,9 @@ def group_rows(run: Settings, step: int, place: int) -> list[dict[str, Any]]:
     for sample in range(run.samples):
         good = sample < right
         answer = a + b if good else a + b + 1 + sample
-        text = run.texts.get((step, place, sample), f"{a} plus {b} is {answer}. The answer is #### {answer}")
+        text = run.texts.get((step, group, sample), f"{a} plus {b} is {answer}. The answer is #### {answer}")
         rows.append(sample_row(run, step, run.prompt_id.format(n=number), sample, question, text, str(a + b), good))
-    return [row | {"group": place} for row in rows]
+    return [row | {"group": group} for row in rows]
 
 
 def sample_row(
@@ -157,19 +157,19 @@ def sample_row(
 
 def messages_of(run: Settings, question: str, text: str) -> list[dict[str, Any]]:
     """The conversation; with tools, one call before the last response."""
-    asked = [{"role": "system", "content": "Add the numbers."}, {"role": "user", "content": question}]
+    messages = [{"role": "system", "content": "Add the numbers."}, {"role": "user", "content": question}]
     if run.tools:
         call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "1+1"}}}
-        asked += [
+        messages += [
             {"role": "assistant", "content": "I compute it.", "tool_calls": [call]},
             {"role": "tool", "name": "calculator", "content": "2"},
         ]
-    return [*asked, {"role": "assistant", "content": text}]
+    return [*messages, {"role": "assistant", "content": text}]
 
 
 def advantage_row(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """GRPO's advantage without the division by the deviation."""
-    scores = [one["score"] for one in rows if one["prompt_id"] == row["prompt_id"]]
+    scores = [sample["score"] for sample in rows if sample["prompt_id"] == row["prompt_id"]]
     left_out = row["left_out"]
     advantage = None if left_out else row["score"] - sum(scores) / len(scores)
     key = {name: row[name] for name in ("step", "prompt_id", "group", "sample")}
@@ -177,10 +177,10 @@ def advantage_row(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def token_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens of four characters: the prompt's are not drawn, the response's have all figures."""
+    """Tokens of four characters: the prompt's are not sampled, the response's have all figures."""
     cut = 4 if len(row["response"]) < 4000 else 4000
     texts = [(row["prompt"], False), (row["response"], True)]
-    pieces = [(text[at : at + cut], drawn) for text, drawn in texts for at in range(0, len(text), cut)]
+    pieces = [(text[at : at + cut], sampled) for text, sampled in texts for at in range(0, len(text), cut)]
     count = len(pieces)
     figure = [0.1 * (index % 7) for index in range(count)]
     return {
@@ -188,15 +188,15 @@ def token_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "saved_step": row["step"],
         "ids": list(range(count)),
         "text": [text for text, _ in pieces],
-        "drawn": [drawn for _, drawn in pieces],
-        "engine_log_prob": [-value if drawn else None for value, (_, drawn) in zip(figure, pieces, strict=True)],
+        "drawn": [sampled for _, sampled in pieces],
+        "engine_log_prob": [-value if sampled else None for value, (_, sampled) in zip(figure, pieces, strict=True)],
         "trainer_log_prob": [
-            -value * 1.01 if drawn else None for value, (_, drawn) in zip(figure, pieces, strict=True)
+            -value * 1.01 if sampled else None for value, (_, sampled) in zip(figure, pieces, strict=True)
         ],
-        "entropy": [value / 2 if drawn else None for value, (_, drawn) in zip(figure, pieces, strict=True)],
-        "advantage": [row["score"] - 0.5 if drawn else None for _, drawn in pieces],
+        "entropy": [value / 2 if sampled else None for value, (_, sampled) in zip(figure, pieces, strict=True)],
+        "advantage": [row["score"] - 0.5 if sampled else None for _, sampled in pieces],
         "version": [
-            row["version"] + (index > count * 0.8) if drawn else None for index, (_, drawn) in enumerate(pieces)
+            row["version"] + (index > count * 0.8) if sampled else None for index, (_, sampled) in enumerate(pieces)
         ],
     }
 
@@ -279,8 +279,8 @@ def add_events(folder: Path, *events: Mapping[str, Any]) -> None:
         _append(folder / "events.jsonl", {"time": BEGAN + STEP_S * float(event.get("step", 0)), **event})
 
 
-def _write(path: Path, rows: Sequence[Mapping[str, Any]], of: Any) -> None:
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=of), path)
+def _write(path: Path, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path)
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

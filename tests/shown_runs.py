@@ -12,15 +12,15 @@ from rlcli.runs.folder import RunFolder
 from rlcli.types import Outcome, Prompt, Verdict
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07[red]<script>\u202e"
-"""What a model may write. Printed as it is, it would clear the terminal."""
+"""Text that a model may generate. Printed unescaped, it would clear the terminal."""
 
 
-def row(name: str, sample: int, response: str, score: float, outcome: str = "", **more: Any) -> dict[str, Any]:
+def row(name: str, sample: int, response: str, score: float, outcome: str = "", **fields: Any) -> dict[str, Any]:
     """A sample of the prompt `a:train:NAME`."""
     prompt = Prompt(f"a:train:{name}", ({"role": "user", "content": f"What is {name}?"},), "a", "math", "exact", name)
     verdict = Verdict(score=score, outcome=Outcome(outcome or ("ok" if score else "wrong")), answer=response[-1:])
     sizes = {"prompt_tokens": 5, "response_tokens": len(response), "finish_reason": "stop"}
-    return sample_row(prompt, sample, response, verdict, **{**sizes, **more})
+    return sample_row(prompt, sample, response, verdict, **{**sizes, **fields})
 
 
 def add_samples(folder: Path, step: int, rows: Sequence[dict[str, Any]], rank: int = 0, room: str = "samples") -> None:

@@ -63,8 +63,8 @@ class TaughtEngine:
         return future
 
     def _run(self) -> None:
-        while (asked := self._asks.get()) is not None:
-            ask, future = asked
+        while (entry := self._asks.get()) is not None:
+            ask, future = entry
             self.hold.wait()
             if not future.set_running_or_notify_cancel():
                 continue
@@ -123,14 +123,18 @@ def _copy(lm: Any) -> dict[str, Any]:
 
 
 def is_recorded(seen: list[tuple[list[int], list[int]]], trajectories: list[Any]) -> bool:
-    """Whether the trajectories hold, to the token, what the engine saw and drew, each draw once and in a prefix that is
-    its prompt."""
-    left = [whole.response_mask for whole in trajectories]
-    for prompt, drawn in seen:
-        start, end = len(prompt), len(prompt) + len(drawn)
-        fits = (mask for mask, t in zip(left, trajectories, strict=True) if t.tokens[:end].tolist() == prompt + drawn)
-        found = next((mask for mask in fits if mask[start:end].all()), None)
-        if found is None:
+    """True if the trajectories hold, to the token, the engine's prompts and responses, each response once and after
+    its own prompt."""
+    unmatched_masks = [trajectory.response_mask for trajectory in trajectories]
+    for prompt, response in seen:
+        start, end = len(prompt), len(prompt) + len(response)
+        fits = (
+            mask
+            for mask, t in zip(unmatched_masks, trajectories, strict=True)
+            if t.tokens[:end].tolist() == prompt + response
+        )
+        match = next((mask for mask in fits if mask[start:end].all()), None)
+        if match is None:
             return False
-        found[start:end] = False
-    return not any(mask.any() for mask in left)
+        match[start:end] = False
+    return not any(mask.any() for mask in unmatched_masks)

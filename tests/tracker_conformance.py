@@ -1,4 +1,4 @@
-"""What every tracker has to do. In the test of a new one: `conforms("my_tracker", folder, CONFIG)`."""
+"""Conformance test of every tracker. In the test of a new one: `conforms("my_tracker", folder, CONFIG)`."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def conforms(
     first = json.loads((folder.path / "trackers.json").read_text())[name]
     log_steps(name, folder, config, RESUMED, resumed_at=2, failed=failed)
     assert json.loads((folder.path / "trackers.json").read_text()) == {name: first}
-    found: str = first
-    return found
+    message: str = first
+    return message

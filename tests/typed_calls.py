@@ -1,4 +1,4 @@
-"""What mypy has to accept of calls on workers, with which result, and what it has to refuse.
+"""Calls on workers that mypy must accept, with their result types, and calls that it must refuse.
 
 Nothing here runs: the stage of types reads it. There an `ignore` of an error that does not occur is an error itself.
 """

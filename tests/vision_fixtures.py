@@ -53,9 +53,9 @@ def speaking(kind: str) -> Any:
 
 def encoded(number: int, size: tuple[int, int] = (56, 84)) -> bytes:
     """A PNG of noise. size: height and width."""
-    out = io.BytesIO()
-    Image.fromarray(np.random.default_rng(number).integers(0, 256, (*size, 3)).astype(np.uint8)).save(out, "PNG")
-    return out.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (*size, 3)).astype(np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def images_for(rule: ImageRule, *sizes: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
@@ -78,7 +78,7 @@ def row_of(rule: ImageRule, images: tuple[np.ndarray, ...], response: int, first
 
 def padded_log_probs(lm: Any, rule: ImageRule, rows: list[ImageRow]) -> torch.Tensor:
     """By transformers alone, row by row, with the positions that the model makes itself."""
-    found = []
+    log_probs = []
     for tokens, prompt, images in rows:
         lm.base_model.rope_deltas = None  # of the models with three positions
         inputs = {name: torch.tensor(values) for name, values in rule.inputs(images).items()} if images else {}
@@ -86,5 +86,5 @@ def padded_log_probs(lm: Any, rule: ImageRule, rows: list[ImageRow]) -> torch.Te
             inputs["mm_token_type_ids"] = torch.tensor(tokens == rule.token).int()[None]
         ids = torch.tensor(tokens).long()[None]
         logits = lm(input_ids=ids, **inputs).logits[0].index_fill(1, torch.tensor(rule.never), -1e9)
-        found.append(logits.log_softmax(-1)[prompt - 1 : -1].gather(-1, ids[0, prompt:, None])[:, 0])
-    return torch.cat(found)
+        log_probs.append(logits.log_softmax(-1)[prompt - 1 : -1].gather(-1, ids[0, prompt:, None])[:, 0])
+    return torch.cat(log_probs)

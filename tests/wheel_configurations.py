@@ -62,14 +62,14 @@ def spec(**changes: Any) -> EngineSpec:
     return EngineSpec(**(plain | changes))
 
 
-def resolved(given: EngineSpec) -> dict[str, Any]:
+def resolved(spec: EngineSpec) -> dict[str, Any]:
     from vllm.config.vllm import enable_allreduce_rms_fusion
     from vllm.engine.arg_utils import EngineArgs
 
-    before = dict(os.environ)
-    os.environ |= environment_variables(given) | {"WORLD_SIZE": str(given.tensor_parallel)}
+    initial = dict(os.environ)
+    os.environ |= environment_variables(spec) | {"WORLD_SIZE": str(spec.tensor_parallel)}
     try:
-        config = EngineArgs(**engine_arguments(given)).create_engine_config()
+        config = EngineArgs(**engine_arguments(spec)).create_engine_config()
         return {
             "second runner": config.use_v2_model_runner,
             "fused all-reduce": config.compilation_config.pass_config.fuse_allreduce_rms,
@@ -90,7 +90,7 @@ def resolved(given: EngineSpec) -> dict[str, Any]:
         return {"failed": f"{type(error).__name__}: {error}"[:2000]}
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(initial)
 
 
 def main() -> None:
@@ -103,9 +103,9 @@ def main() -> None:
     CudaRTLibrary.__init__ = lambda self, *args: None  # type: ignore[method-assign]
     vllm.config.vllm.HAS_TRITON = True  # which is a part of torch for CUDA
     vllm.utils.flashinfer.has_flashinfer = lambda: True
-    found: dict[str, Any] = {"version": vllm.__version__, "platform": type(current_platform).__name__}
-    found |= {kind: resolved(spec(**changes)) for kind, changes in KINDS.items()}
-    sys.stdout.write("\n" + json.dumps(found))
+    configurations: dict[str, Any] = {"version": vllm.__version__, "platform": type(current_platform).__name__}
+    configurations |= {kind: resolved(spec(**changes)) for kind, changes in KINDS.items()}
+    sys.stdout.write("\n" + json.dumps(configurations))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def main() -> int:
     return 0
 
 
-def build(folder: Path, out: Path) -> int:
-    """Build the site by way of `folder` into `out`, which it replaces. Returns the number of pages."""
-    if out.exists() and any(out.iterdir()) and not (out / "index.html").exists():
-        raise SiteError(f"{out} is not empty and holds no site; name another folder")
+def build(folder: Path, output_folder: Path) -> int:
+    """Build the site by way of `folder` into `output_folder`, which it replaces. Returns the number of pages."""
+    if output_folder.exists() and any(output_folder.iterdir()) and not (output_folder / "index.html").exists():
+        raise SiteError(f"{output_folder} is not empty and holds no site; name another folder")
     stage(folder)
     done = subprocess.run([*zensical("build"), "--strict"], cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -50,11 +50,11 @@ def build(folder: Path, out: Path) -> int:
     # with a script from elsewhere. Browsers that allow no worker from disk then report that search is unavailable.
     index = (folder / "site" / "search.json").read_text(encoding="utf-8")
     (folder / "site" / "search.js").write_text(f"var __index = {index};\n", encoding="utf-8")
-    if found := problems(folder / "site"):
-        raise SiteError("the built pages have problems:\n  " + "\n  ".join(found))
-    shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(folder / "site", out)
-    return len(list(out.rglob("*.html")))
+    if link_problems := problems(folder / "site"):
+        raise SiteError("the built pages have problems:\n  " + "\n  ".join(link_problems))
+    shutil.rmtree(output_folder, ignore_errors=True)
+    shutil.copytree(folder / "site", output_folder)
+    return len(list(output_folder.rglob("*.html")))
 
 
 def serve(folder: Path, port: int) -> int:

@@ -46,39 +46,41 @@ class Site:
 
     @cached_property
     def problems(self) -> list[str]:
-        found = [f"{self._name(path)}: {problem}" for path, page in self.pages.items() for problem in self._of(page)]
+        lines = [f"{self._name(path)}: {problem}" for path, page in self.pages.items() for problem in self._of(page)]
         for path in sorted(self.folder.rglob("*.css")):
-            found += [f"{self._name(path)}: fetches {url}" for url in IN_STYLES.findall(path.read_text("utf-8"))]
-        return found
+            lines += [f"{self._name(path)}: fetches {url}" for url in IN_STYLES.findall(path.read_text("utf-8"))]
+        return lines
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
     def _of(self, page: Page) -> list[str]:
-        found = [f"fetches {url}" for url in page.fetched if REMOTE.match(url)]
-        found += [f"the anchor {name} exists {count} times" for name, count in page.anchors.items() if count > 1]
+        problems = [f"fetches {url}" for url in page.fetched if REMOTE.match(url)]
+        problems += [f"the anchor {name} exists {count} times" for name, count in page.anchors.items() if count > 1]
         if page.drawn_by_script:
-            found.append("has a diagram that a script from elsewhere would draw")
+            problems.append("has a diagram that a script from elsewhere would draw")
         local = [link for link in [*page.links, *page.fetched] if not re.match(r"[a-z][a-z0-9+.-]*:|//", link)]
-        return found + [f"links to {link}, {why}" for link in dict.fromkeys(local) if (why := self._broken(page, link))]
+        return problems + [
+            f"links to {link}, {why}" for link in dict.fromkeys(local) if (why := self._broken(page, link))
+        ]
 
     def _broken(self, page: Page, link: str) -> str:
         """Why a link of the page leads nowhere; empty if it leads somewhere."""
-        place, _, anchor = unquote(link).partition("#")
-        start = self.folder if place.startswith("/") else page.path.parent  # the page for unknown addresses, 404.html
-        there = (start / place.partition("?")[0].lstrip("/")).resolve() if place else page.path
-        if there.is_dir():
-            there /= "index.html"
-        if not there.is_relative_to(self.folder) or not there.exists():
+        path, _, anchor = unquote(link).partition("#")
+        start = self.folder if path.startswith("/") else page.path.parent  # the page for unknown addresses, 404.html
+        target = (start / path.partition("?")[0].lstrip("/")).resolve() if path else page.path
+        if target.is_dir():
+            target /= "index.html"
+        if not target.is_relative_to(self.folder) or not target.exists():
             return "which does not exist"
-        if anchor and there in self.pages and anchor not in self.pages[there].anchors:
+        if anchor and target in self.pages and anchor not in self.pages[target].anchors:
             return "an anchor that does not exist"
         return ""
 
 
 def problems(folder: Path) -> list[str]:
-    """What is wrong with the site in `folder`, a line each: links, anchors, and what a browser would fetch from
-    elsewhere."""
+    """Problems of the site in `folder`, a line each: links, anchors, and URLs that a browser would fetch from
+    other hosts."""
     return Site(folder).problems
 
 
@@ -90,7 +92,7 @@ def breakable(page: str) -> str:
     """
     return re.sub(
         r"(<pre\b.*?</pre>)|<code>([^<]*)</code>",
-        lambda found: found[1] or "<code>" + re.sub(r"(?<=\w)([/_.=])(?=\w)", r"\1<wbr>", found[2]) + "</code>",
+        lambda match: match[1] or "<code>" + re.sub(r"(?<=\w)([/_.=])(?=\w)", r"\1<wbr>", match[2]) + "</code>",
         page,
         flags=re.DOTALL,
     )

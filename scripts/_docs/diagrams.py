@@ -1,4 +1,4 @@
-"""Mermaid blocks as SVG in the page, drawn when the site is built: no page loads a script to draw them."""
+"""Mermaid blocks as SVG in the page, rendered when the site is built: no page loads a script to render them."""
 
 from __future__ import annotations
 

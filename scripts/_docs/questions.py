@@ -23,11 +23,11 @@ NOT_SEARCHED = ("notes/changelog.md", "notes/performance_history.md")
 @cache
 def questions() -> Mapping[str, Mapping[str, str]]:
     """Page → anchor of a section, or "" for its first → what is typed."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for typed, place in tomllib.loads(FILE.read_text(encoding="utf-8"))["questions"].items():
-        page, _, anchor = place.partition("#")
-        found[page][anchor] = "; ".join(filter(None, [found[page].get(anchor, ""), typed]))
-    return found
+    by_page: dict[str, dict[str, str]] = defaultdict(dict)
+    for typed, address in tomllib.loads(FILE.read_text(encoding="utf-8"))["questions"].items():
+        page, _, anchor = address.partition("#")
+        by_page[page][anchor] = "; ".join(filter(None, [by_page[page].get(anchor, ""), typed]))
+    return by_page
 
 
 def with_questions(text: str, page: str) -> tuple[str, list[str]]:

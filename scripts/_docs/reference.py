@@ -37,7 +37,7 @@ def generated() -> dict[str, str]:
 
 
 def asked(*words: str) -> Any:
-    """What `rlcli WORDS --json` prints."""
+    """The parsed output of `rlcli WORDS --json`."""
     from rlcli.cli.main import main
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -144,7 +144,7 @@ def metrics() -> str:
         "explains memory and trackers, [Mismatch](../concepts/mismatch.md) and [Checks](../checks.md) the statistics "
         "that compare engine and trainer. Means over tokens are over the tokens that were forwarded."
     )
-    rows = [(", ".join(map(marked, names)), cell(what)) for names, what in METRICS.items()]
+    rows = [(", ".join(map(marked, names)), cell(description)) for names, description in METRICS.items()]
     return page("All metrics", opening, iter([table(["metric", "what"], rows)]))
 
 
@@ -155,7 +155,7 @@ def events() -> str:
         "For whoever reads `events.jsonl` of a [run folder](../run_folder.md): every kind of event. Each line also has "
         "`time`, seconds since 1970. [Checks](../checks.md#warnings) has the names of warnings."
     )
-    rows = [(code(kind), cell(what)) for kind, what in EVENTS.items()]
+    rows = [(code(kind), cell(description)) for kind, description in EVENTS.items()]
     return page("All events", opening, iter([table(["event", "when, and its entries"], rows)]))
 
 
@@ -209,15 +209,15 @@ def _names(value: Any, name: str) -> bool:
 def verifiers() -> str:
     def parts() -> Iterator[str]:
         for name in (each["name"] for each in asked("verifiers", "list")):
-            found = asked("verifiers", "show", name)
+            verifier = asked("verifiers", "show", name)
             yield entry(f"`{name}`", name, 2)
-            yield prose(found["reads"]) + "\n"
-            if found["options"]:
-                yield _options(found["options"])
-            yield _for_rows(found["row_options"])
-            if found["example"]:
+            yield prose(verifier["reads"]) + "\n"
+            if verifier["options"]:
+                yield _options(verifier["options"])
+            yield _for_rows(verifier["row_options"])
+            if verifier["example"]:
                 yield "A ground truth, and a response that scores 1:\n"
-                yield block(json.dumps(found["example"], indent=2, ensure_ascii=False), "json")
+                yield block(json.dumps(verifier["example"], indent=2, ensure_ascii=False), "json")
 
     opening = (
         "For whoever names a verifier in a row (`reward_model.style`) or with `--verifier`. `rlcli verifiers show "
@@ -235,11 +235,11 @@ def _for_rows(options: list[str] | None) -> str:
 def environments() -> str:
     def parts() -> Iterator[str]:
         for name in (each["name"] for each in asked("env", "list")):
-            found = asked("env", "show", name)
+            environment = asked("env", "show", name)
             yield entry(f"`{name}`", name, 2)
-            yield prose(found["doc"]) + "\n"
-            if found["options"]:
-                yield _options(found["options"])
+            yield prose(environment["doc"]) + "\n"
+            if environment["options"]:
+                yield _options(environment["options"])
 
     opening = (
         "For whoever names an environment with `--environment`. `rlcli env show NAME` prints the same. "
@@ -250,8 +250,12 @@ def environments() -> str:
 
 def _options(options: list[dict[str, Any]]) -> str:
     rows = [
-        (code(one["name"]), code(str(one["type"])), "required" if one["required"] else code(str(one["default"])))
-        for one in options
+        (
+            code(option["name"]),
+            code(str(option["type"])),
+            "required" if option["required"] else code(str(option["default"])),
+        )
+        for option in options
     ]
     return table(["option", "type", "default"], rows)
 
@@ -270,7 +274,10 @@ def datasets() -> str:
                 if explained := inspect.getdoc(function):
                     yield prose(explained) + "\n"
             if each["options"]:
-                yield table(["option", "what"], [(code(name), cell(what)) for name, what in each["options"].items()])
+                yield table(
+                    ["option", "what"],
+                    [(code(name), cell(description)) for name, description in each["options"].items()],
+                )
 
     opening = "For whoever makes a dataset with `rlcli prep NAME`; [Datasets](../datasets.md) has the options of all."
     return page("All datasets", opening, parts())
@@ -318,5 +325,5 @@ def _recipe(recipe: dict[str, Any]) -> Iterator[str]:
         "Reproduced": prose(header["reproduced"]),
     }
     yield "\n".join(f"- {name}: {value}" for name, value in facts.items() if value) + "\n"
-    own = {key: value for key, value in recipe["values"].items() if recipe["origins"][key] == header["name"]}
-    yield block("\n".join(f"{key} = {to_toml(value)}" for key, value in own.items()), "toml")
+    own_values = {key: value for key, value in recipe["values"].items() if recipe["origins"][key] == header["name"]}
+    yield block("\n".join(f"{key} = {to_toml(value)}" for key, value in own_values.items()), "toml")

@@ -54,16 +54,16 @@ def sources() -> dict[str, Path]:
 def stage(folder: Path) -> None:
     """Write `folder`/zensical.toml and `folder`/pages. Raises `SiteError` if the navigation and the pages differ."""
     pages = folder / "pages"
-    made = generated()
+    generated_pages = generated()
     if unknown := sorted(questions().keys() - sources().keys()):
         raise SiteError(f"docs/questions.toml names {unknown[0]}, which is no written page")
-    check_navigation(navigated(), {*sources(), *made})
+    check_navigation(navigated(), {*sources(), *generated_pages})
     for page, file in sources().items():
         text, missing = with_questions(adapted(file.read_text(encoding="utf-8"), page, file, pages), page)
         if missing:
             raise SiteError(f"docs/questions.toml names a section that {page} lacks: #{missing[0]}")
         write(pages / page, text)
-    for page, text in made.items():
+    for page, text in generated_pages.items():
         write(pages / page, text)
     for asset in [*DOCS.rglob("*.png"), *DOCS.rglob("*.svg"), *DOCS.rglob("*.css")]:
         target = pages / asset.relative_to(DOCS)
@@ -87,8 +87,8 @@ def _leaves(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
     else:
-        for one in entry.values() if isinstance(entry, dict) else entry:
-            yield from _leaves(one)
+        for child in entry.values() if isinstance(entry, dict) else entry:
+            yield from _leaves(child)
 
 
 def check_navigation(listed: list[str], existing: set[str]) -> None:
@@ -132,21 +132,21 @@ def _link(link: re.Match[str], page: str, file: Path, pages: Path) -> str:
     if re.match(r"[a-z]+:", target) or target.startswith("#"):
         return link[0]
     path, _, anchor = target.partition("#")
-    there = (file.parent / path).resolve()
-    if not there.is_relative_to(ROOT) or not there.exists():
+    linked_path = (file.parent / path).resolve()
+    if not linked_path.is_relative_to(ROOT) or not linked_path.exists():
         raise SiteError(f"{file.relative_to(ROOT)} links to {target}, which does not exist")
-    place = there.relative_to(ROOT).as_posix()
-    if there.is_dir():  # nothing to show: the name alone
+    repository_path = linked_path.relative_to(ROOT).as_posix()
+    if linked_path.is_dir():  # nothing to show: the name alone
         return text if text.startswith("`") else f"`{text}`"
-    if there.is_relative_to(DOCS):
-        wanted = there.relative_to(DOCS).as_posix()
-    elif place in OUTSIDE or place in ALIASES:
-        wanted = (OUTSIDE | ALIASES)[place]
+    if linked_path.is_relative_to(DOCS):
+        wanted = linked_path.relative_to(DOCS).as_posix()
+    elif repository_path in OUTSIDE or repository_path in ALIASES:
+        wanted = (OUTSIDE | ALIASES)[repository_path]
     else:
-        wanted = f"source/{place}.txt"
-        write(pages / wanted, there.read_text(encoding="utf-8"))
-    found = os.path.relpath(wanted, Path(page).parent)
-    return f"[{text}]({found}{'#' + anchor if anchor else ''})"
+        wanted = f"source/{repository_path}.txt"
+        write(pages / wanted, linked_path.read_text(encoding="utf-8"))
+    relative_link = os.path.relpath(wanted, Path(page).parent)
+    return f"[{text}]({relative_link}{'#' + anchor if anchor else ''})"
 
 
 @cache
@@ -162,10 +162,10 @@ def _places() -> dict[str, str]:
 
 def _names_linked(text: str, page: str) -> str:
     def linked(code: re.Match[str]) -> str:
-        place = _places().get(re.sub(r"@\d+", "@K", code[1]), "")
-        if not place or place.startswith(f"{page}#"):
+        target = _places().get(re.sub(r"@\d+", "@K", code[1]), "")
+        if not target or target.startswith(f"{page}#"):
             return code[0]
-        return f"[{code[0]}]({os.path.relpath(place, Path(page).parent)})"
+        return f"[{code[0]}]({os.path.relpath(target, Path(page).parent)})"
 
     lines = text.splitlines(keepends=True)  # no links within headings: their anchors and the table of contents stay
     return "".join(line if line.startswith("#") else re.sub(NAMED, linked, line) for line in lines)

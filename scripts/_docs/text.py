@@ -56,7 +56,7 @@ def block(text: str, language: str = "text") -> str:
 
 
 def entry(title: str, anchor: str, depth: int) -> str:
-    """A heading; the anchor is made of its text if none is given."""
+    """A heading; the anchor is derived from its text if none is given."""
     return f"{'#' * depth} {title}{f' {{ #{anchor} }}' if anchor else ''}\n"
 
 

@@ -54,18 +54,18 @@ def main() -> int:
         sys.exit(f"scripts/equal: {options.record} exists: name a new one")
     record = json.loads(options.against.read_text()) if options.against else {}
     tree = Tree.at(options.tree, options.data)
-    found, differ = {}, 0
+    measured, differ = {}, 0
     with tempfile.TemporaryDirectory(prefix="rlcli-equal-") as scratch:
         work = options.out.resolve() if options.out else Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
         for part in options.only or PARTS:
             started = time.monotonic()
-            found[part] = PARTS[part](tree, work)
+            measured[part] = PARTS[part](tree, work)
             took = f"{time.monotonic() - started:.0f} s"
             if options.record:
-                print(f"{part}: {len(found[part])} recorded, {took}", flush=True)
+                print(f"{part}: {len(measured[part])} recorded, {took}", flush=True)
                 continue
-            lines, new = differences(record.get(part, {}), found[part])
+            lines, new = differences(record.get(part, {}), measured[part])
             differ += len(lines)
             # A key or metric that there was none of before changes nothing that was computed then.
             names = (
@@ -73,10 +73,10 @@ def main() -> int:
                 if new
                 else ""
             )
-            print(f"{part}: {len(found[part])} compared, {len(lines)} differences{names}, {took}", flush=True)
+            print(f"{part}: {len(measured[part])} compared, {len(lines)} differences{names}, {took}", flush=True)
             print("".join(f"  {line}\n" for line in lines[:MOST_SHOWN]), end="", flush=True)
     if options.record:
-        options.record.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        options.record.write_text(json.dumps(measured, separators=(",", ":")) + "\n")
     print(
         f"{'equal' if not differ else 'not equal'}, {time.monotonic() - began:.0f} s" if options.against else "recorded"
     )

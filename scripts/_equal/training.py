@@ -82,17 +82,20 @@ def make_model_and_data(tree: Tree, work: Path) -> None:
 
 
 def run(tree: Tree, work: Path, recipe: str, seed: int, workers: int) -> dict[str, Any]:
-    out = work / f"{recipe}-{seed}-{workers}"
-    words = ["train", recipe, "--model", work / "model", "--data", work / "data" / "train.parquet", "--out", out]
+    run_folder = work / f"{recipe}-{seed}-{workers}"
+    words = ["train", recipe, "--model", work / "model", "--data", work / "data" / "train.parquet", "--out", run_folder]
     words += ["--steps", STEPS, "--seed", seed, "--workers", workers, "--deterministic"]
     words += ["--verifier", f"{work / 'even.py'}:even"]
     tree.rlcli(*words, *(word for text in SETS for word in ("--set", text)))
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [
         {name: value for name, value in json.loads(line).items() if not name.startswith(CLOCKED)} for line in lines
     ]
     python = tree.path / ".venv" / "bin" / "python"
     checksums = subprocess.run(
-        [python, "-P", "-c", CHECKSUMS, out / "checkpoints" / "latest"], check=True, capture_output=True, text=True
+        [python, "-P", "-c", CHECKSUMS, run_folder / "checkpoints" / "latest"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return {"metrics": steps, "checkpoint": json.loads(checksums.stdout)}

@@ -24,7 +24,7 @@ class Tree:
         return cls(path, data or Path(os.environ.get("RLCLI_SHARED_DATA") or path.parent / "shared" / "data"))
 
     def rlcli(self, *words: object, writes: Path | None = None) -> str:
-        """What `rlcli WORDS` prints on standard output. Ends the program where it fails, with its last lines, unless
+        """The standard output of `rlcli WORDS`. Ends the program where it fails, with its last lines, unless
         the file `writes` is there: `verifiers run` fails where every row crashes, which is a verdict too."""
         command = [str(self.path / ".venv" / "bin" / "rlcli"), *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.path)

@@ -1,4 +1,4 @@
-"""What each verifier says of each response of the test data: right ones, and ones made wrong."""
+"""Verdicts of each verifier on each response of the test data, correct ones and corrupted ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdicts(tree: Tree, work: Path) -> dict[str, Any]:
     """Digests of score, outcome and answer of each CHUNK rows, by verifier and file."""
     folder = work / "verdicts"
     folder.mkdir(exist_ok=True)
-    found: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     for names, files in ((VERIFIERS, texts(tree)), (CODE, programs(tree)), (COUNTDOWN, sums()), (CHOICE, choices())):
         for file, rows in files:
             if not rows:
@@ -43,8 +43,8 @@ def verdicts(tree: Tree, work: Path) -> dict[str, Any]:
             for number, name in enumerate(names):
                 scored = folder / f"{file}.{number}.scored.jsonl"
                 tree.rlcli("verifiers", "run", name, "--input", path, "--output", scored, writes=scored)
-                found[f"{name} on {file}"] = digests(scored)
-    return found
+                recorded[f"{name} on {file}"] = digests(scored)
+    return recorded
 
 
 def digests(scored: Path) -> list[str]:
@@ -90,7 +90,7 @@ def texts(tree: Tree) -> Iterator[tuple[str, list[Row]]]:
 
 
 def boxed(solution: str) -> str:
-    """What the last box holds, braces counted."""
+    """The content of the last boxed{}, braces balanced."""
     start = solution.rfind("\\boxed{") + len("\\boxed{")
     depth, end = 1, start
     while depth and end < len(solution):

@@ -52,7 +52,7 @@ def main() -> int:
     options = arguments()
     if options.list:
         for fault in (*FAULTS, *REAL_FAULTS):
-            print(f"{fault.name:<24} {fault.what}")
+            print(f"{fault.name:<24} {fault.description}")
         return 0
     began = time.monotonic()
     work = options.out.resolve() if options.out else Path(tempfile.mkdtemp(prefix="rlcli-faults-", dir="/tmp"))
@@ -83,8 +83,8 @@ def _plan(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
     if options.unharmed:
         return [(SOUND, [f"unharmed:{recipe}" for recipe in UNHARMED])]
     faults, layouts = (REAL_FAULTS, REAL_LAYOUTS) if options.model else (FAULTS, LAYOUTS)
-    chosen = [f for f in faults if (f.in_ci if options.ci else options.only is None or f.name in options.only)]
-    plan = [(layout, [fault.name for fault in chosen if fault.layout == layout]) for layout in layouts]
+    selected = [f for f in faults if (f.in_ci if options.ci else options.only is None or f.name in options.only)]
+    plan = [(layout, [fault.name for fault in selected if fault.layout == layout]) for layout in layouts]
     return [(layout, ["unharmed:grpo", *names]) for layout, names in plan if names]
 
 
@@ -95,20 +95,22 @@ def _session(work: Path, layout: str, steps: int, names: list[str]) -> Iterator[
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
-        left = list(names)
+        pending = list(names)
         for line in process.stdout:
             row: Row = json.loads(line)
-            left.remove(row["name"])
+            pending.remove(row["name"])
             _show(row)
             yield row
-    if process.wait() or left:
+    if process.wait() or pending:
         tail = log.read_text(errors="replace")[-3000:]
-        print(f"the session of layout {layout} ended with {process.returncode} before {left}:\n{tail}", file=sys.stderr)
-        yield from ({"name": name, "check": "", "step": 0, "stopped": False, "text": "not run"} for name in left)
+        print(
+            f"the session of layout {layout} ended with {process.returncode} before {pending}:\n{tail}", file=sys.stderr
+        )
+        yield from ({"name": name, "check": "", "step": 0, "stopped": False, "text": "not run"} for name in pending)
 
 
 def _judge(row: Row) -> bool:
-    """Whether the run went as it should; says so of one that did not."""
+    """True if the run had the expected outcome; prints a message if it did not."""
     expected = {fault.name: fault.check for fault in (*FAULTS, *REAL_FAULTS)}.get(row["name"], "")
     good = row["text"] != "not run" and row["check"] == expected and row["step"] <= WITHIN
     if not good:
@@ -119,9 +121,11 @@ def _judge(row: Row) -> bool:
 
 
 def _show(row: Row) -> None:
-    what = {fault.name: fault.what for fault in (*FAULTS, *REAL_FAULTS)}.get(row["name"], "no fault")
-    how = f"{row['check']}, step {row['step']}, {'stopped' if row['stopped'] else 'warning'}" if row["check"] else "–"
-    print(f"{row['name']:<24} {what:<52} {how:<40} {row['seconds']:5.1f} s", flush=True)
+    description = {fault.name: fault.description for fault in (*FAULTS, *REAL_FAULTS)}.get(row["name"], "no fault")
+    detection = (
+        f"{row['check']}, step {row['step']}, {'stopped' if row['stopped'] else 'warning'}" if row["check"] else "–"
+    )
+    print(f"{row['name']:<24} {description:<52} {detection:<40} {row['seconds']:5.1f} s", flush=True)
     print(f"{'':<24} {row['text'][:160]}", flush=True) if row["text"] else None
 
 

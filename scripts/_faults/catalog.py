@@ -12,7 +12,7 @@ import in_model
 import in_workers
 
 PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
-"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
+"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; a separate engine."""
 HYBRID, LATENT, SUNK = "hybrid", "latent", "sunk"
 """Layouts of a model with layers of linear attention, of one with latent attention, and of one with sinks."""
 SOUND = "sound"
@@ -41,27 +41,36 @@ LATE = ("async.staleness=1", "async.engine_steps=0")
 
 @dataclass(frozen=True)
 class Fault:
-    """name: for the command line. what: one line for a reader. check: the name that has to find it, as docs/checks.md
-    has it. worker, controller, model: what plants it. last_rank: in that one alone. settings: `--set` arguments."""
+    """A fault that is planted in a run, and the check that must report it."""
 
     name: str
-    what: str
+    """Name on the command line."""
+    description: str
+    """One line for the list of faults."""
     check: str
+    """Name of the check that must report it, as in docs/checks.md."""
     worker: Callable[[Any], None] | None = None
+    """Plants it in a worker; None: not there."""
     controller: Callable[[Any], None] | None = None
+    """Plants it in the trainer of the controller; None: not there."""
     model: Callable[[Path], None] | None = None
+    """Plants it in the folder of the model; None: not there."""
     last_rank: bool = False
+    """Plant it in the last rank alone."""
     layout: str = PAIR
+    """Layout of the run, a key of LAYOUTS or REAL_LAYOUTS, or SOUND."""
     settings: tuple[str, ...] = ()
+    """Arguments of `--set`."""
     in_ci: bool = False
+    """Run it in CI."""
 
 
-def _worker(name: str, what: str, check: str, plant: Callable[[Any], None], **how: Any) -> Fault:
-    return Fault(name, what, check, worker=plant, **how)
+def _worker(name: str, description: str, check: str, plant: Callable[[Any], None], **fields: Any) -> Fault:
+    return Fault(name, description, check, worker=plant, **fields)
 
 
-def _controller(name: str, what: str, check: str, plant: Callable[[Any], None], **how: Any) -> Fault:
-    return Fault(name, what, check, controller=plant, **how)
+def _controller(name: str, description: str, check: str, plant: Callable[[Any], None], **fields: Any) -> Fault:
+    return Fault(name, description, check, controller=plant, **fields)
 
 
 NOTHING = "after the first sync the engine loads nothing"

@@ -17,7 +17,7 @@ Weights = Iterable[tuple[str, Any]]
 def _from_second(worker: Any, name: str, second: Callable[..., Any]) -> None:
     """From its second call on, a method of the engine is replaced by `second`; the first sync is sound."""
     calls, first = itertools.count(1), getattr(worker.engine, name)
-    patch(worker.engine, name, lambda *given: first(*given) if next(calls) == 1 else second(first, *given))
+    patch(worker.engine, name, lambda *args: first(*args) if next(calls) == 1 else second(first, *args))
 
 
 def _drain(_: Any, weights: Weights) -> None:
@@ -93,7 +93,7 @@ def leave_sinks(worker: Any) -> None:
     from rlcli.rollout.vllm.hooks.written_weights import WrittenWeights
 
     def by_vllm(load: Any, weights: Weights) -> None:
-        patch(WrittenWeights, "others", lambda written, named: named)
+        patch(WrittenWeights, "others", lambda written, parameters: parameters)
         load(weights)
 
     _from_second(worker, "load_weights", by_vllm)
@@ -149,13 +149,13 @@ def shift_positions_of_a_percent(worker: Any) -> None:
 
     numbers = itertools.count(90)
 
-    def shifted(batch: Any, *given: Any) -> Any:
-        micro = original(batch, *given)
+    def shifted(batch: Any, *args: Any) -> Any:
+        micro = original(batch, *args)
         for sample in range(len(micro.rows)):
             if next(numbers) % 100 == 0:
                 # The drawn tokens but the last: each predicts the one after it.
-                own = micro.packed.response_index[micro.packed.sequence == sample][1:]
-                micro.packed.position_ids[..., own] += 1
+                positions = micro.packed.response_index[micro.packed.sequence == sample][1:]
+                micro.packed.position_ids[..., positions] += 1
         return micro
 
     original = patch(TrainBatch, "_pack", shifted)
@@ -164,8 +164,8 @@ def shift_positions_of_a_percent(worker: Any) -> None:
 def shift_log_probs(worker: Any) -> None:
     from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
-    def shifted(*given: Any) -> Any:
-        generation = original(*given)
+    def shifted(*args: Any) -> Any:
+        generation = original(*args)
         return replace(generation, log_probs=np.roll(generation.log_probs, 1))
 
     original = patch(VllmEngine, "_generation", shifted)
@@ -197,8 +197,8 @@ def reduce_nothing(worker: Any) -> None:
 def divide_by_own_tokens(worker: Any) -> None:
     from rlcli.training.worker.train_batch import TrainBatch
 
-    def divided(batch: Any, *given: Any) -> None:
-        original(batch, *given)
+    def divided(batch: Any, *args: Any) -> None:
+        original(batch, *args)
         batch.policy_counts = [
             replace(work, tokens=max(1, sum(int(micro.lengths.sum()) for micro in micros)))
             for work, micros in zip(batch.policy_counts, batch.minibatches, strict=True)
@@ -210,8 +210,8 @@ def divide_by_own_tokens(worker: Any) -> None:
 def multiply_the_loss(worker: Any) -> None:
     from rlcli.algorithms.algorithm import Algorithm
 
-    def larger(*given: Any, **named: Any) -> Any:
-        objective = original(*given, **named)
+    def larger(*args: Any, **kwargs: Any) -> Any:
+        objective = original(*args, **kwargs)
         return replace(objective, loss=objective.loss * worker.world)
 
     original = patch(Algorithm, "objective", larger)
@@ -221,8 +221,8 @@ def flip_advantages(worker: Any) -> None:
     """Where the controller's advantages arrive."""
     from rlcli.training.worker.train_batch import TrainBatch
 
-    def flipped(batch: Any, *given: Any) -> None:
-        original(batch, *given)
+    def flipped(batch: Any, *args: Any) -> None:
+        original(batch, *args)
         batch.columns.advantages = -batch.columns.advantages
         batch.spread("advantages", batch.columns.advantages)
 
@@ -263,22 +263,22 @@ def same_seeds_each_step(worker: Any) -> None:
     from rlcli.rollout.worker import rollout_role
     from rlcli.rollout.worker.rollout_role import RolloutRole
 
-    drawn: dict[tuple[int, str, int], int] = {}
+    seeds: dict[tuple[int, str, int], int] = {}
 
     def seed(run: int, purpose: str, step: int, prompt: str, sample: int) -> int:
-        place = sum(key[0] == step for key in drawn)
-        return drawn.setdefault((step, prompt, sample), 1 + place + 10_000 * worker.rank)
+        index = sum(key[0] == step for key in seeds)
+        return seeds.setdefault((step, prompt, sample), 1 + index + 10_000 * worker.rank)
 
     patch(rollout_role, "sample_seed", seed)
     assert RolloutRole
 
 
-def _endless(worker: Any, which: Callable[[int], bool]) -> None:
-    """Nothing ends the responses whose seeds `which` holds for."""
+def _endless(worker: Any, selects: Callable[[int], bool]) -> None:
+    """Nothing ends the responses whose seeds `selects` holds for."""
 
     def endless(request: Any) -> Any:
         params = original(request)
-        if which(request.seed):
+        if selects(request.seed):
             params.ignore_eos, params.stop_token_ids = True, []
             params._all_stop_token_ids = set()
         return params
@@ -326,10 +326,10 @@ def reward_everything(worker: Any) -> None:
 
 def verdicts_of_others(worker: Any) -> None:
     """Each sample gets the verdict on the one before it."""
-    before: list[Any] = []
+    batches: list[Any] = []
 
     def other(_: int, __: Any, scored: Any) -> Any:
-        before.append(scored)
-        return before[-2] if len(before) > 1 else scored
+        batches.append(scored)
+        return batches[-2] if len(batches) > 1 else scored
 
     _verdicts(worker, other)

@@ -12,7 +12,7 @@ from pathlib import Path
 from catalog import MODELS
 
 SHARPER = 3.0
-"""What the last norm's weight is multiplied by: a random model would draw all tokens alike."""
+"""Factor of the last norm's weight: a random model would sample all tokens with equal probability."""
 LARGER = 5.0
 PROMPTS = 64
 

@@ -10,14 +10,14 @@ _MISSING = "no such attribute before"
 
 def _undo() -> list[tuple[Any, str, Any]]:
     """The process's own list: what is sent to a worker brings a copy of this module along with each call."""
-    found: list[tuple[Any, str, Any]] = vars(sys).setdefault("rlcli_planted_faults", [])
-    return found
+    undo_list: list[tuple[Any, str, Any]] = vars(sys).setdefault("rlcli_planted_faults", [])
+    return undo_list
 
 
 def patch(target: Any, name: str, value: Any) -> Any:
     """Set an attribute until `heal`; returns what it was."""
-    before = vars(target).get(name, _MISSING) if hasattr(target, "__dict__") else getattr(target, name)
-    _undo().append((target, name, before))
+    original = vars(target).get(name, _MISSING) if hasattr(target, "__dict__") else getattr(target, name)
+    _undo().append((target, name, original))
     was = getattr(target, name)
     setattr(target, name, value)
     return was
@@ -27,8 +27,8 @@ def heal() -> None:
     """Undo all patches of this process, the last first."""
     undo = _undo()
     while undo:
-        target, name, before = undo.pop()
-        if isinstance(before, str) and before == _MISSING:
+        target, name, original = undo.pop()
+        if isinstance(original, str) and original == _MISSING:
             delattr(target, name)
         else:
-            setattr(target, name, before)
+            setattr(target, name, original)

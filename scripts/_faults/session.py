@@ -85,9 +85,9 @@ FOUND = {
 def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
     if fault.layout == SOUND:
         flags: dict[str, object] = {"model.path": str(work / "warm"), "data.path": str(work / "sums")}
-        own = ("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8") if recipe != "ppo" else ()
+        rollout_sizes = ("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8") if recipe != "ppo" else ()
         flags |= {"train.steps": steps, "train.warmup_steps": min(10, steps), "cluster.workers": 2}
-        return resolve(recipe, flags, [*TASK, *own, *SIZES.get(recipe, ())])
+        return resolve(recipe, flags, [*TASK, *rollout_sizes, *SIZES.get(recipe, ())])
     model, data = work / MODELS.get(fault.layout, "model"), work / "data"
     if fault.layout in REAL_LAYOUTS:
         flags = {"model.path": str(model), "data.path": str(data), "train.steps": steps, "cluster.workers": 1}
@@ -110,16 +110,16 @@ def planted(fault: Fault, groups: launch.WorkerPools) -> Iterator[None]:
     for module in (patches, in_workers, in_controller, catalog):
         cloudpickle.register_pickle_by_value(module)
     actors = (groups.engines or groups.policy)._actors
-    chosen = actors[-1:] if fault.last_rank else actors
+    targets = actors[-1:] if fault.last_rank else actors
     build = Trainer.__init__
 
-    def built(trainer: Any, *given: Any, **named: Any) -> None:
-        build(trainer, *given, **named)
+    def built(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        build(trainer, *args, **kwargs)
         if fault.controller:
             fault.controller(trainer)
 
     if fault.worker:
-        ray.get([actor.__ray_call__.remote(fault.worker) for actor in chosen])
+        ray.get([actor.__ray_call__.remote(fault.worker) for actor in targets])
     patches.patch(Trainer, "__init__", built)
     try:
         yield
@@ -142,7 +142,7 @@ def _heal(worker: Any) -> None:
 
 
 def caught(folder: Path, failed: str) -> tuple[str, int, str]:
-    """Which check reported something first, at which step, and what it said; nothing where none did."""
+    """The first check that reported something, its step and its message; empty if none did."""
     warnings = [event for event in events_of(folder) if event["event"] == "warning"]
     done = [line["step"] for line in metrics_of(folder)]
     step = max(done, default=0) + 1
@@ -156,7 +156,7 @@ def _named(failed: str, step: int) -> tuple[str, int, str]:
 
 
 def went(folder: Path) -> dict[str, Any]:
-    """How far a run came, and every warning that it raised."""
+    """The last step of a run, and every warning that it raised."""
     rewards = [line["reward/mean"] for line in metrics_of(folder) if "reward/mean" in line]
     warnings = [f"{event['name']} at {event['step']}" for event in events_of(folder) if event["event"] == "warning"]
     last = sum(rewards[-10:]) / max(1, len(rewards[-10:]))
@@ -167,12 +167,12 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
     faults = {fault.name: fault for fault in (*FAULTS, *REAL_FAULTS)}
     sound = Fault("", "", "", layout=layout)
     first = prepare(resolved(work, sound, "grpo", steps).config)
-    out = work / "runs" / layout
-    (out / "logs").mkdir(parents=True, exist_ok=True)
+    layout_folder = work / "runs" / layout
+    (layout_folder / "logs").mkdir(parents=True, exist_ok=True)
     with (
         View() as view,
         StopOnSignal(lambda: None) as stop,
-        launch.running_workers(first, out / "logs", on_phase=view.phase) as groups,
+        launch.running_workers(first, layout_folder / "logs", on_phase=view.phase) as groups,
     ):
         for name in names:
             began, failed = time.perf_counter(), ""
@@ -184,28 +184,28 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
             except RlcliError as error:  # refused before anything starts
                 _print(name, layout, *_named(str(error), 0), stopped=True, began=began)
                 continue
-            spec = launch.worker_spec(ready.context, out / "logs", groups.spec.group_id)
+            spec = launch.worker_spec(ready.context, layout_folder / "logs", groups.spec.group_id)
             groups.policy.call(WorkerCalls.build, spec)
             if groups.engines:
                 groups.engines.call(WorkerCalls.build, launch.engine_spec(spec))
-            path = out / name.replace(":", "-")
+            path = layout_folder / name.replace(":", "-")
             with RunFolder.create(path, force=True) as folder, planted(fault, groups):
                 folder.write_config(dump_toml(run))
                 with closing(open_trackers((), folder, "", {}, view.note)) as trackers:
                     try:
-                        own = dataclasses.replace(groups, spec=spec)
-                        launch.make_trainer(ready, own, folder, trackers, view, stop).run()
+                        layout_groups = dataclasses.replace(groups, spec=spec)
+                        launch.make_trainer(ready, layout_groups, folder, trackers, view, stop).run()
                     except RunFailed as error:
                         failed = str(error)
             _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began, **went(path))
 
 
 def _print(
-    name: str, layout: str, check: str, step: int, text: str, *, stopped: bool, began: float, **more: Any
+    name: str, layout: str, check: str, step: int, text: str, *, stopped: bool, began: float, **extra: Any
 ) -> None:
     row = {"name": name, "layout": layout, "check": check, "step": step, "stopped": stopped, "text": text}
     # While Ray runs, sys.stdout leads to stderr.
-    print(json.dumps(row | more | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
+    print(json.dumps(row | extra | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

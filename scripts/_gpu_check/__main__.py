@@ -47,9 +47,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.prepare:
         print(f"export PYTHONPATH={checkout.python_path(checkout.make_site())}")
         return 0
-    out = options.out or checkout.ROOT / "runs" / ("gpu-check-rehearsal" if options.rehearse else "gpu-check")
+    output_folder = options.out or checkout.ROOT / "runs" / ("gpu-check-rehearsal" if options.rehearse else "gpu-check")
     try:
-        recorded = results.load(out, options.rehearse)
+        recorded = results.load(output_folder, options.rehearse)
         parts = choose(options, recorded)
     except results.IncompatibleResults as error:
         return refuse(str(error))
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not (options.rehearse or has_gpu()):
         return refuse("no NVIDIA GPU here (nvidia-smi lists none); --rehearse tries every part on the CPU")
     signal.signal(signal.SIGTERM, _interrupt)
-    return Session(out, options, recorded).run(parts)
+    return Session(output_folder, options, recorded).run(parts)
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -148,8 +148,8 @@ def environment(rehearse: bool) -> dict[str, str]:
 class Session:
     """One call of the command."""
 
-    def __init__(self, out: Path, options: argparse.Namespace, recorded: results.Results) -> None:
-        self.out, self.options, self.results = out, options, recorded
+    def __init__(self, output_folder: Path, options: argparse.Namespace, recorded: results.Results) -> None:
+        self.out, self.options, self.results = output_folder, options, recorded
         self.start_time, self.saved = time.monotonic(), 0.0
         self.models = options.models or Path(tempfile.gettempdir()) / f"rlcli-gpu-check-{os.getuid()}"
 

@@ -77,7 +77,7 @@ class Check:
         self.write()
 
     def keep(self, name: str, value: Any) -> None:
-        """Put raw data into the JSON, beside the figures."""
+        """Put raw data into the JSON, next to the figures."""
         self.data[name] = value
         self.write()
 

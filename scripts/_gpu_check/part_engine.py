@@ -1,4 +1,4 @@
-"""One vLLM engine beside the trainer: sleep and wake, then weight syncs. The engine is started once for both."""
+"""A vLLM engine colocated with the trainer: sleep and wake, then weight syncs. The engine is started once for both."""
 
 from __future__ import annotations
 

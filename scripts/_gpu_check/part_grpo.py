@@ -42,12 +42,12 @@ def run(check: Check, shape: str, engine: str) -> None:
         )
 
     words += [*runs.sizes(check, *sizes), *runs.sets(rollout__engine=engine)]
-    steps, out = runs.train(check, shape, words, on_step)
+    steps, run_folder = runs.train(check, shape, words, on_step)
     runs.check_run(check, shape, steps, steps_wanted)
     check_bytes(check, shape, model, steps)
     for phase in ("generate", "update", "sync"):
         check.figure(f"memory, {phase}", runs.max_of(steps, f"memory/{phase}_gb"), "GiB", note="peak over the steps")
-    check.keep("startup", startup(out))
+    check.keep("startup", startup(run_folder))
     check.keep("steps", steps)
 
 
@@ -65,9 +65,9 @@ def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) ->
     check.require(holds, f"{shape}: the engine holds all tensors exactly", f"(compared, not compared): {held}")
 
 
-def startup(out: Any) -> dict[str, Any]:
+def startup(run_folder: Any) -> dict[str, Any]:
     """The run's event `startup`; empty if there is none."""
-    for line in (out / "events.jsonl").read_text().splitlines():
+    for line in (run_folder / "events.jsonl").read_text().splitlines():
         event: dict[str, Any] = json.loads(line)
         if "startup" in event.values():
             return event

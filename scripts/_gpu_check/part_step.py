@@ -56,7 +56,7 @@ def against_trl(check: Check) -> None:
 
 def bench(check: Check, name: str, words: Sequence[str]) -> dict[str, Any]:
     """The results of scripts/bench/step.py. Its rounds are recorded as they are reported."""
-    out = check.work / "step.json"
+    report_path = check.work / "step.json"
     sizes = ["--prompts", "32", "--samples", "8", "--max-tokens", "512", "--steps", "3", "--micro", "8192"]
     sizes += ["--kv-cache-mb", "4096"]
     if check.rehearse:
@@ -64,7 +64,7 @@ def bench(check: Check, name: str, words: Sequence[str]) -> dict[str, Any]:
         sizes += ["--kv-cache-mb", "64"]
     common = ["--model", models.make(check, "0.5b"), "--device", check.device, "--equal-groups", "0", "--rounds"]
     process = subprocess.Popen(
-        [sys.executable, str(runs.BENCH / "step.py"), *common, *sizes, "--json", str(out), *words],
+        [sys.executable, str(runs.BENCH / "step.py"), *common, *sizes, "--json", str(report_path), *words],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -79,6 +79,6 @@ def bench(check: Check, name: str, words: Sequence[str]) -> dict[str, Any]:
             print(line, end="", flush=True)
     if process.wait():
         raise CheckFailed(f"scripts/bench/step.py ended with exit code {process.returncode}")
-    report: dict[str, Any] = json.loads(out.read_text())
+    report: dict[str, Any] = json.loads(report_path.read_text())
     check.keep(name, report)
     return report

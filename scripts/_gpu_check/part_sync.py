@@ -23,13 +23,13 @@ def run(check: Check) -> None:
 
 
 def measure_gathering(check: Check) -> None:
-    out, size = check.work / "sync.json", "1m" if check.rehearse else "500m"
+    report_path, size = check.work / "sync.json", "1m" if check.rehearse else "500m"
     check.progress("scripts/bench/sync.py: gathering the weights", 30)
     words = ["--sizes", size, "--ranks", "1", "--repeats", "3" if check.rehearse else "7", "--buckets-mb", "32"]
-    done = subprocess.run([sys.executable, str(runs.BENCH / "sync.py"), *words, "--json", str(out)])
+    done = subprocess.run([sys.executable, str(runs.BENCH / "sync.py"), *words, "--json", str(report_path)])
     if done.returncode:
         raise CheckFailed(f"scripts/bench/sync.py ended with exit code {done.returncode}")
-    (row,) = json.loads(out.read_text())["rows"]
+    (row,) = json.loads(report_path.read_text())["rows"]
     for method, seconds in row["seconds"].items():
         rate = row["bytes"] / statistics.median(seconds) / 1e9
         check.figure(f"gathering, {method}", rate, "GB/s", note=f"{row['bytes'] / 1e6:.0f} MB on one rank")

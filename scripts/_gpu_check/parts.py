@@ -17,13 +17,13 @@ class Part:
     tier: int
     """Key of TIERS."""
     module: str
-    """Of this package, `part_MODULE`, with a function `run(check, *options)`."""
+    """Module of this package, `part_MODULE`, with a function `run(check, *options)`."""
     takes_s: float
     """Expected seconds on one H100; an estimate until it was run there."""
     deadline_s: float
     """Seconds after which it is killed."""
     summary: str
-    """What it measures, in one line."""
+    """Its measurements, in one line."""
     options: tuple[str, ...] = ()
     """Further arguments of `run`."""
     when: str = "always"

@@ -22,10 +22,10 @@ class IncompatibleResults(Exception):
     """The file holds results that this run must not be merged into; the message has the reason."""
 
 
-def load(out: Path, rehearsal: bool) -> Results:
+def load(output_folder: Path, rehearsal: bool) -> Results:
     """The results in the folder, or an empty record. Raises `IncompatibleResults` if only one of the results and
     this run is a rehearsal, and for another kind of file."""
-    path = out / JSON
+    path = output_folder / JSON
     if not path.exists():
         return {"version": VERSION, "rehearsal": rehearsal, "parts": {}}
     try:
@@ -47,14 +47,14 @@ def merge(results: Results, name: str, result: Mapping[str, Any]) -> Results:
     return {**results, "parts": {**results["parts"], name: dict(result)}}
 
 
-def write(results: Results, out: Path) -> None:
+def write(results: Results, output_folder: Path) -> None:
     """Write both files atomically."""
     results["written"] = time.strftime("%Y-%m-%d %H:%M:%S")
-    out.mkdir(parents=True, exist_ok=True)
+    output_folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((JSON, json.dumps(results, indent=1) + "\n"), (TABLE, table(results))):
-        temporary = out / f".{name}.new"
+        temporary = output_folder / f".{name}.new"
         temporary.write_text(text)
-        os.replace(temporary, out / name)
+        os.replace(temporary, output_folder / name)
 
 
 def table(results: Results) -> str:

@@ -64,12 +64,12 @@ def train(
     check: Check, name: str, words: Sequence[str], on_step: Callable[[list[Step]], None] = lambda steps: None
 ) -> tuple[list[Step], Path]:
     """Run `rlcli train grpo WORDS`. Returns the metrics of its steps and its folder. Raises `CheckFailed`."""
-    out, start_time, seen = check.work / name, time.monotonic(), 0
+    run_folder, start_time, seen = check.work / name, time.monotonic(), 0
     # Its output goes to the log of the part, whose end is in the results if the run fails.
-    process = subprocess.Popen([*RLCLI, "train", "grpo", *words, "--out", str(out)], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([*RLCLI, "train", "grpo", *words, "--out", str(run_folder)], stdin=subprocess.DEVNULL)
     while True:
         ended = process.poll() is not None
-        steps = read_steps(out)
+        steps = read_steps(run_folder)
         for step in steps[seen:]:
             check.progress(f"{name}: step {step['step']} took {step.get('time/step_s', 0.0):.2f} s")
         if len(steps) > seen:
@@ -81,17 +81,17 @@ def train(
             break
         time.sleep(0.5)
     if process.returncode:
-        for log in sorted(out.glob("logs/*.log")):
+        for log in sorted(run_folder.glob("logs/*.log")):
             print(
                 f"--- the end of {log.name}", *log.read_text(errors="replace").splitlines()[-30:], sep="\n", flush=True
             )
         raise CheckFailed(f"{name}: rlcli train ended with exit code {process.returncode}")
-    return steps, out
+    return steps, run_folder
 
 
-def read_steps(out: Path) -> list[Step]:
+def read_steps(run_folder: Path) -> list[Step]:
     try:
-        text = (out / "metrics.jsonl").read_text()
+        text = (run_folder / "metrics.jsonl").read_text()
     except OSError:
         return []
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

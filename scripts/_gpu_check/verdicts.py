@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ORDER = ("passed", "skipped", "failed")
-"""Of setting up, running and cleaning up a test, the last of these is its verdict."""
+"""Outcomes by rank: the verdict of a test is the highest of its setup, call and teardown."""
 
 
 def pytest_addoption(parser: Any) -> None:

@@ -28,7 +28,7 @@ LIMITS = {
     "objects": Limit(rate=10.0, least=8.0),
     "files": Limit(rate=2.0, least=3.0),
 }
-"""What is growth, by what is measured. Of memory in MiB: 3 GiB after a million steps."""
+"""Growth limits by quantity. Memory in MiB: 3 GiB after a million steps."""
 NOT_JUDGED = ("ray: ", "other")
 
 
@@ -67,8 +67,8 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
-        found = {"passed": good, "steps": options.steps, "warm_up": options.warm_up, "runs": records}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        report = {"passed": good, "steps": options.steps, "warm_up": options.warm_up, "runs": records}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0 if good else 1
 
 
@@ -76,14 +76,16 @@ def show(soaked: Soaked, trends: dict[tuple[str, str], Trend], options: argparse
     """Print a run's table. Returns whether it ended well and nothing of it grows."""
     table = Table("process", "what", f"after step {options.warm_up}", "at the end", "per 1,000 steps", "", box=None)
     grown, unknown = [], []
-    for (who, what), one in trends.items():
+    for (who, quantity), fitted in trends.items():
         judged = not who.startswith(NOT_JUDGED)
-        if one.grows and judged:
-            grown.append(f"{who}: {what}")
-        if not one.enough and judged and what != "processes":
-            unknown.append(f"{who}: {what}")
-        verdict = "too few values" if not one.enough else "GROWS" if one.grows else "flat"
-        table.add_row(who, what, f"{one.first:.1f}", f"{one.last:.1f}", f"{one.rate:+.2f}", verdict if judged else "")
+        if fitted.grows and judged:
+            grown.append(f"{who}: {quantity}")
+        if not fitted.enough and judged and quantity != "processes":
+            unknown.append(f"{who}: {quantity}")
+        verdict = "too few values" if not fitted.enough else "GROWS" if fitted.grows else "flat"
+        table.add_row(
+            who, quantity, f"{fitted.first:.1f}", f"{fitted.last:.1f}", f"{fitted.rate:+.2f}", verdict if judged else ""
+        )
     console = Console(width=120, highlight=False)
     console.print(f"{soaked.mode}: {soaked.steps} steps in {soaked.seconds:.0f} s", markup=False)
     console.print(table)
@@ -103,14 +105,14 @@ def _limit(key: tuple[str, str]) -> Limit:
 
 def _record(soaked: Soaked, trends: dict[tuple[str, str], Trend]) -> dict[str, Any]:
     rows = [
-        {"process": who, "what": what, **vars(one), "series": soaked.series[who, what][:: _thin(soaked)]}
-        for (who, what), one in trends.items()
+        {"process": who, "what": quantity, **vars(fitted), "series": soaked.series[who, quantity][:: _thin(soaked)]}
+        for (who, quantity), fitted in trends.items()
     ]
     return {"mode": soaked.mode, "code": soaked.code, "steps": soaked.steps, "seconds": soaked.seconds, "rows": rows}
 
 
 def _thin(soaked: Soaked) -> int:
-    """So that a series in the JSON has a few hundred values."""
+    """Stride that leaves a few hundred values of a series in the JSON."""
     return max(1, max((len(series) for series in soaked.series.values()), default=0) // 300)
 
 

@@ -1,4 +1,4 @@
-"""Whether a measured quantity grows with the steps of a run, told from noise and from steps that happen once."""
+"""Tests if a measured quantity grows with the steps of a run, as opposed to noise and one-time jumps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCKS = 12
-"""Of each half: the medians of so many blocks of steps are looked at, so that single values do not matter."""
+"""Blocks of steps in each half, whose medians are compared, so that single values do not matter."""
 FEWEST = 5
 """Blocks of a half with a value in them; fewer say nothing."""
 SIGNIFICANT = 2.0
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Limit:
-    """What is growth: more than `rate` per 1,000 steps, and more than `least` in all."""
+    """Limits of growth: more than `rate` per 1,000 steps, and more than `least` in all."""
 
     rate: float
     least: float
@@ -29,18 +29,22 @@ class Limit:
 
 @dataclass(frozen=True)
 class Trend:
-    """first, last: values at the beginning and the end. rate: per 1,000 steps, of the half that grows less; a jump that
-    happens once counts for nothing. enough: whether there were values enough to tell."""
+    """Trend of the values of one quantity."""
 
     first: float
+    """Value at the beginning."""
     last: float
+    """Value at the end."""
     rate: float
+    """Growth per 1,000 steps in the half that grows less, without its largest jump."""
     grows: bool
+    """The verdict."""
     enough: bool = True
+    """There were enough values for a verdict."""
 
 
-def trend(points: Sequence[Point], after: float, limit: Limit) -> Trend:
-    """How the values of `points` develop after the step `after`.
+def trend(points: Sequence[Point], warm_up: float, limit: Limit) -> Trend:
+    """The trend of the values of `points` after the step `warm_up`.
 
     They grow where both halves of the steps do. A half grows where the medians of its blocks rise (Kendall's test),
     by more than the limit's rate (Theil and Sen's slope), with the largest single jump taken out: a module that is
@@ -53,11 +57,11 @@ def trend(points: Sequence[Point], after: float, limit: Limit) -> Trend:
     >>> trend(jump, 200, Limit(rate=2.0, least=4.0)).grows
     False
     """
-    kept = sorted(point for point in points if point[0] > after)
-    if not kept:
+    retained = sorted(point for point in points if point[0] > warm_up)
+    if not retained:
         return Trend(math.nan, math.nan, math.nan, False, enough=False)
-    middle = (kept[0][0] + kept[-1][0]) / 2
-    halves = [_blocks([p for p in kept if p[0] <= middle]), _blocks([p for p in kept if p[0] > middle])]
+    middle = (retained[0][0] + retained[-1][0]) / 2
+    halves = [_blocks([p for p in retained if p[0] <= middle]), _blocks([p for p in retained if p[0] > middle])]
     first, last = (halves[0] or halves[1])[0][1], (halves[1] or halves[0])[-1][1]
     if any(len(half) < FEWEST for half in halves):
         return Trend(first, last, math.nan, False, enough=False)
@@ -73,20 +77,20 @@ def _blocks(points: Sequence[Point]) -> list[Point]:
         return []
     begin, end = points[0][0], points[-1][0]
     width = (end - begin) / BLOCKS or 1.0
-    found: dict[int, list[Point]] = {}
+    blocks: dict[int, list[Point]] = {}
     for point in points:
-        found.setdefault(min(BLOCKS - 1, int((point[0] - begin) / width)), []).append(point)
+        blocks.setdefault(min(BLOCKS - 1, int((point[0] - begin) / width)), []).append(point)
     return [
         (statistics.median(step for step, _ in block), statistics.median(value for _, value in block))
-        for _, block in sorted(found.items())
+        for _, block in sorted(blocks.items())
     ]
 
 
 def _without_largest_jump(points: Sequence[Point]) -> list[Point]:
-    jumps = [after[1] - before[1] for before, after in itertools.pairwise(points)]
+    jumps = [following[1] - previous[1] for previous, following in itertools.pairwise(points)]
     largest = max(range(len(jumps)), key=lambda index: jumps[index])
-    taken = max(0.0, jumps[largest])
-    return [(step, value - taken * (index > largest)) for index, (step, value) in enumerate(points)]
+    jump = max(0.0, jumps[largest])
+    return [(step, value - jump * (index > largest)) for index, (step, value) in enumerate(points)]
 
 
 def _slope(points: Sequence[Point]) -> float:

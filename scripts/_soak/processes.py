@@ -1,4 +1,4 @@
-"""What the processes of a run take: memory, file descriptors, threads; and what lies in shared memory for them."""
+"""Resources of the processes of a run: memory, file descriptors, threads, and their files in shared memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ RAY = ("gcs_server", "raylet")
 _ANONYMOUS = re.compile(r"^(?:RssAnon|RssFile):\s+(\d+) kB", re.M)
 
 Values = dict[tuple[str, str], float]
-"""Who and what → value: `("driver", "memory MiB")`."""
+"""Process and quantity → value: `("driver", "memory MiB")`."""
 
 
 def measured(supervisor: int) -> Values:
-    """Of each kind of process below the supervisor (the sum, where there are several): how many there are, resident
+    """For each kind of process below the supervisor (the sum, where there are several): how many there are, resident
     memory that is its own (MiB; without the object store, which is mapped into all), file descriptors, and threads."""
-    found: Values = defaultdict(float)
+    values: Values = defaultdict(float)
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(supervisor)
         for process in [root, *root.children(recursive=True)]:
             with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
-                for what, value in _of_one(process).items():
-                    found[_name(process, supervisor), what] += value
-    return dict(found)
+                for quantity, value in _of_one(process).items():
+                    values[_name(process, supervisor), quantity] += value
+    return dict(values)
 
 
 def shared_memory() -> Values:
-    """What lies in /dev/shm: bytes in use, by any process of this machine, and the files of runs of rlcli."""
+    """Use of /dev/shm: bytes in use, by any process of this machine, and the files of runs of rlcli."""
     use = os.statvfs(SHARED)
     names = [name for name in os.listdir(SHARED) if name.startswith("rlcli-")]
     used = (use.f_blocks - use.f_bfree) * use.f_frsize / 2**20
@@ -40,7 +40,7 @@ def shared_memory() -> Values:
 
 
 def gcs_address(supervisor: int) -> str:
-    """Of the run's own Ray cluster; empty as long as there is none."""
+    """Processes of the run's own Ray cluster; empty as long as there is none."""
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(supervisor).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -74,7 +74,7 @@ def _of_one(process: psutil.Process) -> dict[str, float]:
 
 
 def _name(process: psutil.Process, supervisor: int) -> str:
-    """What the table calls it. A worker is called as its log is: its own name is that of the call it is in. Names of
+    """Its name in the table. A worker is named after its log: the process name is that of the current call. Names of
     Ray's agents begin likewise."""
     if process.pid == supervisor:
         return "supervisor"

@@ -33,36 +33,41 @@ SMALL = {
 }
 
 Series = dict[tuple[str, str], list[Point]]
-"""Who and what → step and value, as time goes on."""
+"""Process and quantity → (step, value), in time order."""
 
 
 @dataclass
 class Soaked:
-    """mode: as MODES calls it. code: how the command ended. steps: how many it did."""
+    """One measured run."""
 
     mode: str
+    """Key of MODES."""
     code: int
+    """Exit code of the command."""
     steps: int
+    """Number of steps completed."""
     seconds: float
+    """Duration of the run."""
     series: Series = field(default_factory=dict)
+    """Measured values by process and quantity."""
 
 
 def soak(mode: str, steps: int, save_every: int, sample_s: float, work: Path) -> Soaked:
     """Train for `steps` steps, with a checkpoint and an evaluation every `save_every`, and look at all processes every
     `sample_s` seconds. work: holds `model` and `data`, and takes the run."""
-    out = work / mode.replace(" ", "-")
+    run_folder = work / mode.replace(" ", "-")
     settings = SMALL | MODES[mode] | {"checkpoint.every": save_every, "evaluation.every": save_every}
-    words = ["train", "grpo", "--model", str(work / "model"), "--data", str(work / "data"), "--out", str(out)]
+    words = ["train", "grpo", "--model", str(work / "model"), "--data", str(work / "data"), "--out", str(run_folder)]
     words += ["--eval-data", str(work / "data"), "--steps", str(steps)]
     # Random text earns it at times, so that there are updates.
     words += ["--verifier", 'regex(pattern="[a-c]", match=search)']
     words += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     soaked, began = Soaked(mode, 0, 0, 0.0), time.monotonic()
-    with out.with_suffix(".log").open("wb") as log:
+    with run_folder.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen([*RLCLI, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             while process.poll() is None:
-                _look(process.pid, out, soaked)
+                _look(process.pid, run_folder, soaked)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(sample_s)
         finally:
@@ -72,8 +77,8 @@ def soak(mode: str, steps: int, save_every: int, sample_s: float, work: Path) ->
     return soaked
 
 
-def _look(supervisor: int, out: Path, soaked: Soaked) -> None:
-    step = int(progress_of(out).get("step", 0))
+def _look(supervisor: int, run_folder: Path, soaked: Soaked) -> None:
+    step = int(progress_of(run_folder).get("step", 0))
     if step <= 0:
         return
     values = measured(supervisor) | shared_memory()
@@ -96,8 +101,8 @@ def make_model_and_data(work: Path) -> None:
         write_prompts(work / "data" / f"{split}.parquet", prompts)
 
 
-def tail(out: Path, lines: int = 5) -> str:
+def tail(run_folder: Path, lines: int = 5) -> str:
     """The end of what the command printed."""
     with contextlib.suppress(OSError):
-        return "\n".join(out.with_suffix(".log").read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(run_folder.with_suffix(".log").read_text(errors="replace").splitlines()[-lines:])
     return os.devnull

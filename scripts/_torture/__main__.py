@@ -63,19 +63,21 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="rlcli-torture-", dir="/tmp"))  # short: sockets lie in it
     work = options.out.resolve() if options.out else scratch / "runs"
     work.mkdir(parents=True)
-    before = seen()
+    initial_entries = seen()
     try:
         make_model_and_data(work)
         results = carry_out(plans, work, scratch, minutes=options.minutes or 5.0 + options.kills)
     finally:
-        left = left_since(before)
+        leftovers = left_since(initial_entries)
         shutil.rmtree(scratch, ignore_errors=True)
-    kept = f"; the runs are in {work}" if options.out else ""
-    good = show(results, left)
-    print(f"{sum(len(r.blows) for r in results)} kills, seed {options.seed}, {time.monotonic() - began:.0f} s{kept}")
+    location = f"; the runs are in {work}" if options.out else ""
+    good = show(results, leftovers)
+    print(
+        f"{sum(len(r.blows) for r in results)} kills, seed {options.seed}, {time.monotonic() - began:.0f} s{location}"
+    )
     if options.json:
-        found = {"seed": options.seed, "passed": good, "leftovers": left, "runs": [asdict(r) for r in results]}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        report = {"seed": options.seed, "passed": good, "leftovers": leftovers, "runs": [asdict(r) for r in results]}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0 if good else 1
 
 
@@ -135,11 +137,11 @@ def reference(kind: Kind, begin: Callable[..., Run]) -> Path:
     return run.out
 
 
-def all_of(plan: Plan, whole: Path, begin: Callable[..., Run], scratch: Path) -> list[Tortured]:
+def all_of(plan: Plan, reference: Path, begin: Callable[..., Run], scratch: Path) -> list[Tortured]:
     """Carry out a plan: by one run, and by further ones for the aims that it was too fast for."""
     results: list[Tortured] = []
-    for again in ("", *string.ascii_lowercase):
-        results.append(one(plan, f"run-{plan.number:02d}{again}", whole, begin, scratch))
+    for suffix in ("", *string.ascii_lowercase):
+        results.append(one(plan, f"run-{plan.number:02d}{suffix}", reference, begin, scratch))
         last = results[-1]
         outcomes = ", ".join(f"{blow.victim} {blow.outcome}" for blow in last.blows)
         print(f"{last.name}: {plan.kind.name}: {outcomes} ({last.seconds:.0f} s)", file=sys.stderr, flush=True)
@@ -152,7 +154,7 @@ def all_of(plan: Plan, whole: Path, begin: Callable[..., Run], scratch: Path) ->
     return results
 
 
-def one(plan: Plan, name: str, whole: Path, begin: Callable[..., Run], scratch: Path) -> Tortured:
+def one(plan: Plan, name: str, reference: Path, begin: Callable[..., Run], scratch: Path) -> Tortured:
     """Torture one run and compare the outcome with the reference."""
     with ExitStack() as stack:
         try:
@@ -162,8 +164,8 @@ def one(plan: Plan, name: str, whole: Path, begin: Callable[..., Run], scratch: 
             return Tortured(plan, name, problems=[str(error)])
         result = torture(plan, run, cluster)
     try:
-        result.lost = lost_samples(run.out, whole)
-        result.differences = differences(run.out, whole)
+        result.lost = lost_samples(run.out, reference)
+        result.differences = differences(run.out, reference)
     except Exception as error:
         result.problems.append(f"it cannot be compared: {type(error).__name__}: {error}")
     result.leftovers = below(run.scratch)

@@ -1,4 +1,4 @@
-"""Which processes are killed, and when: drawn from a seed, so that the same seed aims at the same moments."""
+"""Plans of which processes are killed and when, sampled from a seed, so that the same seed gives the same plans."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from dataclasses import dataclass, replace
 
 RECIPES = ["grpo", "dapo", "ppo", "async"]
 STEPS, LAST_AIM = 10, 7
-"""Of every run; and the last step at which a blow is aimed, since it falls a little later."""
+"""Steps of every run, and the last step at which a kill is aimed, since it happens a little later."""
 EVALUATE_EVERY = 3
 PER_RUN = 5
 """Most blows that one run gets: each costs another start, but so does another run."""
 
 VICTIMS = ("driver", "worker", "scoring worker", "supervisor", "gcs_server", "raylet", "fork server", "scoring service")
 QUIET = {"scoring worker", "fork server", "scoring service"}
-"""A run may go on without these: their death is no restart."""
+"""A run may continue without these: their death causes no restart."""
 
 PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoint": 0.1, "evaluate": 0.2, "any": 1.0}
-"""How long after the beginning of a phase the blow falls at most: seconds; for `start`, a share of the start-up."""
+"""Maximum delay of a kill after the start of its phase: seconds; for `start`, a share of the start-up time."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of short run. recipe: one of rlcli, or "async": grpo, whose generation goes on through weight updates.
-    every: steps between checkpoints. cluster: whether it runs on a cluster of two machines."""
+    """A kind of short run."""
 
     recipe: str
+    """A recipe of rlcli, or "async": grpo whose generation continues through weight updates."""
     workers: int
+    """Number of workers."""
     every: int
+    """Steps between checkpoints."""
     cluster: bool = False
+    """Run on a cluster of two machines."""
 
     @property
     def trains(self) -> str:
@@ -52,9 +55,13 @@ class Aim:
     """Kill `victim` at the fraction `delay` of the phase `phase` of step `step` (`start`: while the run starts)."""
 
     victim: str
+    """One of VICTIMS, or `node`."""
     step: int
+    """Step of the kill."""
     phase: str
+    """Key of PHASES; `start`: while the run starts."""
     delay: float
+    """Fraction of the phase's maximum delay."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +93,15 @@ def draw(kills: int, seed: int, recipes: list[str], workers: list[int], *, clust
 
 
 def _turns(rng: random.Random, names: tuple[str, ...], count: int) -> list[str]:
-    drawn: list[str] = []
-    while len(drawn) < count:
-        drawn += rng.sample(names, len(names))
-    return drawn[:count]
+    order: list[str] = []
+    while len(order) < count:
+        order += rng.sample(names, len(names))
+    return order[:count]
 
 
-def _parts(items: list[str], most: int) -> list[list[str]]:
-    """`items` in as few parts as hold at most `most` each, of nearly equal sizes."""
-    count = -(-len(items) // most)
+def _parts(items: list[str], limit: int) -> list[list[str]]:
+    """`items` in as few parts as hold at most `limit` each, of nearly equal sizes."""
+    count = -(-len(items) // limit)
     bounds = [round(index * len(items) / count) for index in range(count + 1)] if count else []
     return [items[low:high] for low, high in itertools.pairwise(bounds)]
 
@@ -102,13 +109,13 @@ def _parts(items: list[str], most: int) -> list[list[str]]:
 def _aims(rng: random.Random, victims: list[str], every: int) -> tuple[Aim, ...]:
     aims = []
     steps = sorted(rng.randint(1, LAST_AIM) for _ in victims)
-    before = ""
+    previous = ""
     for victim, step in zip(victims, steps, strict=True):
         phases = [phase for phase in PHASES if _happens(phase, step, every)]
-        if before in QUIET:  # the run does not start again
+        if previous in QUIET:  # the run does not start again
             phases.remove("start")
         aims.append(Aim(victim, step, rng.choice(phases), rng.random()))
-        before = victim
+        previous = victim
     return tuple(aims)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run that was tortured equals one that was not: metrics, samples, evaluations and weights, bit by bit."""
+"""Compares a run with kills to one without: metrics, samples, evaluations and weights, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pyarrow.parquet as pq
 import torch
 
 CLOCKED = ("time/", "throughput/", "memory/", "verify_s")
-"""What a clock says, and how much memory is in use, is another matter each time."""
+"""Clock readings and memory in use differ between runs."""
 
 
 def differences(run: Path, reference: Path) -> list[str]:
-    """What differs, each in a few words; nothing where the runs are equal."""
-    found = _metrics(run, reference)
+    """The differences, a line each; empty where the runs are equal."""
+    lines = _metrics(run, reference)
     for room in ("samples", "evaluations"):
-        found += _tables(run / room, reference / room, room)
-    return found + _checkpoints(run, reference)
+        lines += _tables(run / room, reference / room, room)
+    return lines + _checkpoints(run, reference)
 
 
 def lost_samples(run: Path, reference: Path) -> int:
     """Samples of the reference run that the other run's folder lacks, or holds with another response."""
     lost = 0
     for file in sorted((reference / "samples").rglob("*.parquet")):
-        there = run / file.relative_to(reference)
-        mine = _rows(there) if there.exists() else []
+        counterpart = run / file.relative_to(reference)
+        mine = _rows(counterpart) if counterpart.exists() else []
         lost += sum(row not in mine for row in _rows(file))
     return lost
 
@@ -45,10 +45,10 @@ def _metrics(run: Path, reference: Path) -> list[str]:
     if len(mine) != len(theirs):
         return [f"metrics.jsonl has {len(mine)} lines instead of {len(theirs)}"]
     return [
-        f"metrics.jsonl, line {number}: {name} is {one.get(name)} instead of {two.get(name)}"
-        for number, (one, two) in enumerate(zip(mine, theirs, strict=True), 1)
-        for name in sorted(one.keys() | two.keys())
-        if one.get(name) != two.get(name)
+        f"metrics.jsonl, line {number}: {name} is {row.get(name)} instead of {expected.get(name)}"
+        for number, (row, expected) in enumerate(zip(mine, theirs, strict=True), 1)
+        for name in sorted(row.keys() | expected.keys())
+        if row.get(name) != expected.get(name)
     ]
 
 
@@ -77,11 +77,11 @@ def _checkpoints(run: Path, reference: Path) -> list[str]:
     return [f"checkpoint: {name} differs" for name in mine if not _same(mine[name], theirs[name])]
 
 
-def _same(one: Any, two: Any) -> bool:
-    if not isinstance(one, torch.Tensor):
-        return bool(one == two)
-    alike = isinstance(two, torch.Tensor) and (one.dtype, one.shape) == (two.dtype, two.shape)
-    return alike and _bits(one).equal(_bits(two))
+def _same(value: Any, expected: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return bool(value == expected)
+    same_layout = isinstance(expected, torch.Tensor) and (value.dtype, value.shape) == (expected.dtype, expected.shape)
+    return same_layout and _bits(value).equal(_bits(expected))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,16 +93,16 @@ def _tensors(checkpoint: Path) -> dict[str, Any]:
     """All that the checkpoint holds, by name: of each sharded folder, and of each file of a rank."""
     from rlcli.model.io.checkpoint_files import TensorReader, load_tensors, load_values
 
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for metadata in sorted(checkpoint.rglob(".metadata")):
         reader = TensorReader(metadata.parent)
         entries = reader.metadata.state_dict_metadata
         state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
         load_tensors(state, reader)
-        found |= _flat(state, str(metadata.parent.relative_to(checkpoint)))
+        tensors |= _flat(state, str(metadata.parent.relative_to(checkpoint)))
     for file in sorted(checkpoint.rglob("*.pt")):
-        found |= _flat(load_values(file), str(file.relative_to(checkpoint)))
-    return found
+        tensors |= _flat(load_values(file), str(file.relative_to(checkpoint)))
+    return tensors
 
 
 def _flat(value: Any, name: str) -> dict[str, Any]:

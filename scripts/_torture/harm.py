@@ -15,40 +15,57 @@ POLL_S = 0.002
 START_UP_S = 12.0
 """About what a start takes: blows at `start` fall within it."""
 NOTHING_DONE = "nothing was done yet"
-"""What a run says that was killed before it had a folder to go on from."""
+"""Error of a run that was killed before it had a folder to resume from."""
 
 
 @dataclass
 class Blow:
-    """One kill, and what followed. step, phase: where the run was. driver: its process then. at: when, by a clock that
-    only goes on. resumed_from: step of the checkpoint. seconds: until it trained again. orphans: processes that were
-    there before and stayed. error_line: why it stopped, if it did."""
+    """One kill, and the reaction of the run."""
 
     victim: str
+    """Kind of process killed."""
     aimed: str
+    """Phase and step of the plan, in words."""
     step: int
+    """Step of the run at the kill."""
     phase: str
+    """Phase of the run at the kill."""
     driver: int
+    """Process id of the driver at the kill."""
     at: float
+    """Monotonic time of the kill."""
     outcome: str = ""
+    """Reaction of the run, in words."""
     resumed_from: int | None = None
+    """Step of the checkpoint from which it resumed."""
     seconds: float | None = None
+    """Time until it trained again."""
     orphans: list[str] = field(default_factory=list)
+    """Processes that existed before the kill and survived the restart."""
     error_line: str = ""
+    """Last error line of a run that stopped."""
 
 
 @dataclass
 class Tortured:
-    """A plan carried out. problems: what was not as promised, but for what the comparison finds."""
+    """A plan carried out."""
 
     plan: Plan
+    """The plan carried out."""
     name: str
+    """Name of the run."""
     blows: list[Blow] = field(default_factory=list)
+    """Kills in order."""
     problems: list[str] = field(default_factory=list)
+    """Violated guarantees, except those that the comparison finds."""
     lost: int | None = None
+    """Samples missing in comparison with the reference; None: not compared."""
     differences: list[str] | None = None
+    """Differences from the reference; None: not compared."""
     leftovers: list[str] = field(default_factory=list)
+    """Entries left in the run's TMPDIR."""
     seconds: float = 0.0
+    """Duration of the run."""
 
     @property
     def missed(self) -> tuple[Aim, ...]:
@@ -57,7 +74,7 @@ class Tortured:
 
 
 def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
-    """Start the run and let the blows of the plan fall on it; returns once it has ended, by itself or as one that got
+    """Start the run and carry out the kills of the plan; returns once it has ended, by itself or because it got
     stuck."""
     result = Tortured(plan, run.out.name)
     began = time.monotonic()
@@ -87,12 +104,12 @@ def _carry_out(result: Tortured, run: Run, cluster: Cluster | None) -> None:
         ready = _await(run, aim, cluster)
         if result.blows:
             _went_on(run, result.blows[-1])
-        blow, before = _strike(run, aim, cluster, ready)
+        blow, processes = _strike(run, aim, cluster, ready)
         result.blows.append(blow)
         if aim.victim not in QUIET:
             _follow(run, blow, struck_again=following is not None and following.phase == "start")
         if blow.outcome.startswith("restarted"):
-            blow.orphans += [line_of(process)[:120] for process in before if is_alive(process)]
+            blow.orphans += [line_of(process)[:120] for process in processes if is_alive(process)]
 
 
 def _find(run: Run, name: str, cluster: Cluster | None) -> list[psutil.Process]:
@@ -100,8 +117,8 @@ def _find(run: Run, name: str, cluster: Cluster | None) -> list[psutil.Process]:
     if name == "node":
         assert cluster is not None
         return cluster.machine_of()
-    found = victims(name, run.mark, run.supervisor)
-    return sorted(found, key=lambda process: process.pid)[-1:]
+    candidates = victims(name, run.mark, run.supervisor)
+    return sorted(candidates, key=lambda process: process.pid)[-1:]
 
 
 def _await(run: Run, aim: Aim, cluster: Cluster | None) -> list[psutil.Process]:
@@ -111,37 +128,37 @@ def _await(run: Run, aim: Aim, cluster: Cluster | None) -> list[psutil.Process]:
         time.sleep(aim.delay * START_UP_S)
         return []
     run.until(lambda: run.place().stepping, "its first step")
-    found = _find(run, aim.victim, cluster)
+    processes = _find(run, aim.victim, cluster)
     run.until(lambda: _reached(run, aim), f"{aim.phase} of step {aim.step}", POLL_S)
     until = time.monotonic() + aim.delay * PHASES[aim.phase]
     run.until(lambda: time.monotonic() > until or run.place().step == STEPS, "the moment", POLL_S)
-    return found
+    return processes
 
 
 def _reached(run: Run, aim: Aim) -> bool:
-    place = run.place()
-    if not place.pid or place.step < aim.step:
+    progress = run.place()
+    if not progress.pid or progress.step < aim.step:
         return False
-    if place.step > aim.step or aim.phase == "any" or place.phase == aim.phase:
+    if progress.step > aim.step or aim.phase == "any" or progress.phase == aim.phase:
         return True
     return aim.phase == "checkpoint" and run.writing(aim.step)
 
 
 def _strike(
-    run: Run, aim: Aim, cluster: Cluster | None, found: list[psutil.Process]
+    run: Run, aim: Aim, cluster: Cluster | None, processes: list[psutil.Process]
 ) -> tuple[Blow, list[psutil.Process]]:
     """Kill the victim as soon as there is one; returns the run's processes as they were, too."""
-    if not (found and all(map(is_alive, found))):
+    if not (processes and all(map(is_alive, processes))):
         run.until(lambda: bool(_find(run, aim.victim, cluster)), f"a {aim.victim} to kill", POLL_S)
-        found = _find(run, aim.victim, cluster)
-    place, driver = run.place(), run.driver()
-    before = [process for process in marked(run.mark) if process.pid != run.supervisor]
-    where = (place.step, place.phase) if place.pid == driver and place.step else (run.checkpoint(), "start")
+        processes = _find(run, aim.victim, cluster)
+    progress, driver = run.place(), run.driver()
+    running = [process for process in marked(run.mark) if process.pid != run.supervisor]
+    where = (progress.step, progress.phase) if progress.pid == driver and progress.step else (run.checkpoint(), "start")
     struck = time.monotonic()
-    kill(found)
+    kill(processes)
     if aim.victim == "node" and cluster:
         cluster.replace()
-    return Blow(aim.victim, f"{aim.phase} of step {aim.step}", *where, driver, struck), before
+    return Blow(aim.victim, f"{aim.phase} of step {aim.step}", *where, driver, struck), running
 
 
 def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
@@ -156,28 +173,28 @@ def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
             raise Stuck(f"{run.out.name}: exit code {run.code()} after its {blow.victim} was killed: {blow.error_line}")
         _by_hand(run, blow, "stopped with a message, resumed by hand")
         run.until(lambda: _settled(run, blow, struck_again), "its second beginning")
-    place, now = run.place(), run.driver()
+    progress, now = run.place(), run.driver()
     if run.ended() or now == blow.driver:  # in its last moments it needed the victim no more
         blow.outcome = blow.outcome or "went on"
         return
     blow.seconds = round(time.monotonic() - blow.at, 1)
     blow.outcome = blow.outcome or "restarted"
-    blow.resumed_from = run.checkpoint() if struck_again else place.step - 1
+    blow.resumed_from = run.checkpoint() if struck_again else progress.step - 1
 
 
 def _went_on(run: Run, blow: Blow) -> None:
-    """Note of a blow that was not waited for what the run has made of it."""
+    """Record the outcome of a kill that was not waited for."""
     blow.outcome = blow.outcome or ("went on" if run.ended() or run.driver() == blow.driver else "restarted")
 
 
 def _settled(run: Run, blow: Blow, struck_again: bool) -> bool:
-    """Whether the run has started again."""
-    place = run.place()
-    if place.pid == blow.driver != 0:
+    """True once the run has restarted."""
+    progress = run.place()
+    if progress.pid == blow.driver != 0:
         return False
     if struck_again:
         return run.driver() not in (0, blow.driver)
-    return place.pid != 0 and place.stepping
+    return progress.pid != 0 and progress.stepping
 
 
 def _by_hand(run: Run, blow: Blow, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""What runs leave behind in the folders for passing files, where nobody would look for it."""
+"""Leftovers of runs in the folders for temporary files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSING = {"/tmp": ("rlcli-ray-",), "/dev/shm": ("rlcli-", "ray", "plasma", "tor
 
 
 def seen() -> set[str]:
-    """What lies there now."""
+    """The entries at present."""
     return {
         str(entry)
         for folder, beginnings in PASSING.items()
@@ -22,15 +22,15 @@ def seen() -> set[str]:
     }
 
 
-def left_since(before: set[str]) -> list[str]:
-    """What has come there and is no longer in use: what a live process names in its command line is another run's, and
+def left_since(initial_entries: set[str]) -> list[str]:
+    """New entries that are not in use: an entry that a live process names in its command line is another run's, and
     so are the files of an attempt whose reaper lives, which names the attempt's group, and those of a GPU check, which
     name its process. Ray's default folder, /tmp/ray, is of other programs: no run uses it."""
-    found = seen() - before
+    new_entries = seen() - initial_entries
     time.sleep(2.0)  # a semaphore of multiprocessing has its name for a moment only
-    found &= seen()
+    new_entries &= seen()
     lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    return [entry for entry in sorted(found) if not _is_used(entry, lines)]
+    return [entry for entry in sorted(new_entries) if not _is_used(entry, lines)]
 
 
 def _is_used(entry: str, lines: list[str]) -> bool:
@@ -42,5 +42,5 @@ def _is_used(entry: str, lines: list[str]) -> bool:
 
 
 def below(scratch: Path) -> list[str]:
-    """What lies in the folder that was a run's TMPDIR."""
+    """Entries of the folder that was a run's TMPDIR."""
     return [str(entry) for entry in sorted(scratch.rglob("*")) if not entry.is_dir() or not any(entry.iterdir())]

@@ -13,12 +13,12 @@ MARK = "RLCLI_TORTURE"
 
 def marked(mark: str) -> list[psutil.Process]:
     """Live processes that were started, however indirectly, with `mark` in their environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def line_of(process: psutil.Process) -> str:
@@ -49,12 +49,12 @@ def victims(name: str, mark: str, supervisor: int) -> list[psutil.Process]:
         return [process for process in marked(mark) if process.pid == supervisor]
     if name == "driver":
         return drivers(supervisor)
-    found = []
+    matches = []
     for process in marked(mark):
         with contextlib.suppress(psutil.Error):
             if _is(name, process):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def drivers(supervisor: int) -> list[psutil.Process]:
@@ -80,10 +80,10 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 def wait_gone(find: Callable[[], list[psutil.Process]], patience_s: float) -> list[str]:
     """Wait until `find` finds no process. Those that are there after `patience_s` seconds are named, and killed."""
     deadline = time.monotonic() + patience_s
-    while left := find():
+    while remaining := find():
         if time.monotonic() > deadline:
-            names = [f"{process.pid}: {line_of(process)[:120]}" for process in left]
-            kill(left)
+            names = [f"{process.pid}: {line_of(process)[:120]}" for process in remaining]
+            kill(remaining)
             return names
         time.sleep(0.1)
     return []

@@ -9,9 +9,9 @@ from rich.table import Table
 COLUMNS = ("run", "kind", "moment", "victim", "outcome", "samples lost", "bitwise equal", "orphans", "leftovers")
 
 
-def show(results: list[Tortured], left: list[str]) -> bool:
-    """Print what happened to each run, and what was not as promised. left: what lies in /tmp and /dev/shm that did not
-    before. Returns whether all was as promised."""
+def show(results: list[Tortured], leftovers: list[str]) -> bool:
+    """Print the outcome of each run, and the violated guarantees. leftovers: entries of /tmp and /dev/shm that did not
+    before. Returns True if no guarantee was violated."""
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for result in results:
         for index, blow in enumerate(result.blows):
@@ -22,7 +22,7 @@ def show(results: list[Tortured], left: list[str]) -> bool:
     console = Console(width=200, highlight=False)
     console.print(table)
     problems = [problem for result in results for problem in problems_of(result)]
-    problems += [f"left behind: {entry}" for entry in left]
+    problems += [f"left behind: {entry}" for entry in leftovers]
     for problem in problems:
         console.print(f"NOT AS PROMISED: {problem}", markup=False, soft_wrap=True)
     return not problems
@@ -30,12 +30,12 @@ def show(results: list[Tortured], left: list[str]) -> bool:
 
 def problems_of(result: Tortured) -> list[str]:
     name = result.name
-    found = [f"{name}: {problem}" for problem in result.problems]
+    lines = [f"{name}: {problem}" for problem in result.problems]
     if result.lost:
-        found.append(f"{name}: {result.lost} samples lost")
-    found += [f"{name}: {difference}" for difference in (result.differences or [])[:5]]
-    found += [f"{name}: left in TMPDIR: {entry}" for entry in result.leftovers]
-    return found
+        lines.append(f"{name}: {result.lost} samples lost")
+    lines += [f"{name}: {difference}" for difference in (result.differences or [])[:5]]
+    lines += [f"{name}: left in TMPDIR: {entry}" for entry in result.leftovers]
+    return lines
 
 
 def _row(blow: Blow, result: Tortured) -> list[str]:

@@ -1,4 +1,4 @@
-"""One short run of `rlcli train`: started, watched, and begun again where nothing does that by itself."""
+"""One short run of `rlcli train`: started, watched, and restarted where nothing else restarts it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEP_PHASES = {
     "wait_for_rollout",
 }
 IN_FLIGHT = {"rollout.workers": 1, "async.staleness": 2, "async.engine_steps": 7}
-"""Engines apart, at whose updates responses are half done."""
+"""Separate engines, whose weight updates interrupt responses."""
 RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 
 
@@ -62,7 +62,7 @@ class Place:
 
 
 def flags(kind: Kind, work: Path) -> list[str]:
-    """What makes a run of `kind` small, and different at each step. grpo on two ranks generates with vLLM, the others
+    """Arguments of a small run of `kind`, different at each step. grpo on two ranks generates with vLLM, the others
     with transformers, which starts sooner."""
     starts_vllm = kind.recipe == "grpo" and kind.workers == 2
     settings = {
@@ -95,13 +95,13 @@ class Run:
     in OUT.log; TMPDIR of its processes is `scratch`."""
 
     def __init__(
-        self, kind: Kind, out: Path, work: Path, scratch: Path, cluster: Mapping[str, str] = MappingProxyType({})
+        self, kind: Kind, run_folder: Path, work: Path, scratch: Path, cluster: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self.kind, self.out, self.work, self._cluster = kind, out, work, cluster
-        self.mark = f"{os.getpid()}-{out.name}"
+        self.kind, self.out, self.work, self._cluster = kind, run_folder, work, cluster
+        self.mark = f"{os.getpid()}-{run_folder.name}"
         self.scratch = scratch
         self.scratch.mkdir()
-        self.log = out.with_suffix(".log")
+        self.log = run_folder.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -129,7 +129,7 @@ class Run:
         return self._process.pid
 
     def code(self) -> int | None:
-        """How the supervisor ended: None while it runs."""
+        """Exit code of the supervisor: None while it runs."""
         assert self._process is not None
         return self._process.poll()
 
@@ -137,17 +137,17 @@ class Run:
         return self.code() is not None
 
     def driver(self) -> int:
-        found = drivers(self.supervisor)
-        return found[0].pid if found else 0
+        processes = drivers(self.supervisor)
+        return processes[0].pid if processes else 0
 
     def place(self) -> Place:
         """The last that a driver noted; its pid is 0 where that driver is gone."""
-        found = progress_of(self.out)
-        pid = int(found.get("pid", 0))
+        progress = progress_of(self.out)
+        pid = int(progress.get("pid", 0))
         with contextlib.suppress(psutil.Error):
             if pid and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 pid = 0
-        return Place(int(found.get("step", 0)), str(found.get("phase", "")), pid if psutil.pid_exists(pid) else 0)
+        return Place(int(progress.get("step", 0)), str(progress.get("phase", "")), pid if psutil.pid_exists(pid) else 0)
 
     def checkpoint(self) -> int:
         """Step of the newest checkpoint; 0 where there is none."""
@@ -157,11 +157,11 @@ class Run:
         return 0
 
     def writing(self, step: int) -> bool:
-        """Whether the checkpoint of `step` is being written, or stands."""
+        """True if the checkpoint of `step` is being written, or is complete."""
         folder = self.out / "checkpoints"
         return (folder / f".step-{step:06d}.partial").exists() or (folder / f"step-{step:06d}").exists()
 
-    def until(self, condition: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:
+    def until(self, condition: Callable[[], bool], event: str, pause_s: float = 0.05) -> None:
         """Wait. Raises Over where the run ends well before, Stuck where it fails or PATIENCE_S pass."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
@@ -169,14 +169,14 @@ class Run:
                 if self.code() == 0:
                     raise Over
                 raise Stuck(
-                    f"{self.out.name}: it ended with exit code {self.code()} before {what}: {self.error_line()}"
+                    f"{self.out.name}: it ended with exit code {self.code()} before {event}: {self.error_line()}"
                 )
             if time.monotonic() > deadline:
-                raise Stuck(f"{self.out.name}: {what} has not come in {PATIENCE_S:.0f} s; see {self.log}")
+                raise Stuck(f"{self.out.name}: {event} has not come in {PATIENCE_S:.0f} s; see {self.log}")
             time.sleep(pause_s)
 
     def orphans(self, patience_s: float = GONE_S) -> list[str]:
-        """What is still there of an ended run, `patience_s` seconds after: named, and killed."""
+        """Processes of an ended run that still exist after `patience_s` seconds: listed, and killed."""
         return wait_gone(lambda: marked(self.mark) + self._on_cluster(), patience_s)
 
     def _on_cluster(self) -> list[psutil.Process]:
@@ -193,6 +193,6 @@ class Run:
             self._process.wait()
 
     def error_line(self) -> str:
-        """The last line in which it told of an error."""
+        """The last line that reports an error."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if "error" in line.lower()]
         return lines[-1][:2000] if lines else ""

@@ -36,8 +36,8 @@ SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_a
 
 
 class FakeRank:
-    """What rank `rank` of `ranks` answers. length: mean response tokens. progress: how often it tells of its progress
-    in a step. A method that is not told of here gives what adds up to nothing."""
+    """Answers of rank `rank` of `ranks`. length: mean response tokens. progress: number of progress reports
+    in a step. Methods not listed here return zeros or empty values."""
 
     def __init__(self, rank: int, ranks: int, length: int, progress: int) -> None:
         self.rank, self.ranks, self.length, self.progress = rank, ranks, length, progress
@@ -66,13 +66,13 @@ class FakeRank:
         return {"dict": {}, "list": []}.get(kind)
 
     def shard(self) -> Any:
-        """What stands in for a reference to the tokens."""
+        """Stand-in for a reference to the tokens."""
         return FakeShard(self.rank)
 
     def stream(
         self, name: str, tasks: Sequence[PromptTask], call: Any, queue: RoundTasks | None = None
     ) -> Iterator[Any]:
-        """What nobody was dealt the ranks take in turn."""
+        """Unassigned groups are taken by the ranks in turn."""
         assert name == "rollout", name
         report = self.report([*tasks, *(queue.tasks[self.rank :: self.ranks] if queue else ())])
         for _ in range(self.progress):
@@ -129,13 +129,16 @@ class FakeShard:
 
 @dataclass
 class Account:
-    """What a step has cost. seconds: CPU seconds of this process that were not the controller's (a fake rank's own, in
-    loopback). sent, received: bytes by method. calls: how many actor calls."""
+    """Cost of a step."""
 
     outside: float = 0.0
+    """CPU seconds of this process outside the controller: the work of fake ranks in loopback."""
     sent: Counter[str] = field(default_factory=Counter)
+    """Bytes of arguments by method."""
     received: Counter[str] = field(default_factory=Counter)
+    """Bytes of results by method."""
     calls: int = 0
+    """Number of actor calls."""
 
     def clear(self) -> None:
         self.outside, self.calls = 0.0, 0
@@ -153,34 +156,36 @@ class Loopback(WorkerGroup[WorkerCalls]):
 
     @property
     def _data_ranks(self) -> list[int]:
-        """Each fake has rows of its own."""
+        """Each fake has its own rows."""
         return list(range(len(self)))
 
     def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        account, name, how = self.account, method.__name__, method.dispatch
-        args, _ = how.stored(args, kwargs, Stored)
+        account, name, dispatch = self.account, method.__name__, method.dispatch
+        args, _ = dispatch.stored(args, kwargs, Stored)
         account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Stored))
-        given = []
-        for own in per_rank(how, args, len(self), self._data_ranks):
-            data = pickle.dumps(tuple(arg for arg in own if not isinstance(arg, Stored)))
+        args_by_rank = []
+        for rank_args in per_rank(dispatch, args, len(self), self._data_ranks):
+            data = pickle.dumps(tuple(arg for arg in rank_args if not isinstance(arg, Stored)))
             account.sent[name] += len(data)
             account.calls += 1
-            given.append(tuple(arg.value if isinstance(arg, Stored) else arg for arg in own))
-        if how.collect == "stream":
-            return self._streamed(name, given)
-        called = zip(self._actors[: len(given)], given, strict=True)
-        answers = [partial(fake.answer, name, *own) for fake, own in called]
+            args_by_rank.append(tuple(arg.value if isinstance(arg, Stored) else arg for arg in rank_args))
+        if dispatch.collect == "stream":
+            return self._streamed(name, args_by_rank)
+        called = zip(self._actors[: len(args_by_rank)], args_by_rank, strict=True)
+        answers = [partial(fake.answer, name, *rank_args) for fake, rank_args in called]
         results = [self._back(name, answer) for answer in answers]
-        return results[0] if how.collect == "first" else sum_by_key(results) if how.collect == "sum" else results
+        return (
+            results[0] if dispatch.collect == "first" else sum_by_key(results) if dispatch.collect == "sum" else results
+        )
 
-    def _streamed(self, name: str, given: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        for fake, own in zip(self._actors, given, strict=True):
-            items = fake.stream(name, *own)
+    def _streamed(self, name: str, args_by_rank: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        for fake, rank_args in zip(self._actors, args_by_rank, strict=True):
+            items = fake.stream(name, *rank_args)
             while (item := self._back(name, partial(next, items, None))) is not None:
                 yield item
 
     def _back(self, name: str, answer: Any) -> Any:
-        """What a fake answers, serialised outside the account and read within it."""
+        """The answer of a fake, serialised outside the account and deserialised within it."""
         started = time.process_time()
         data = pickle.dumps(answer())
         self.account.outside += time.process_time() - started
@@ -230,9 +235,13 @@ class Rank:
 @dataclass(frozen=True)
 class Method:
     host: Any
+    """Actor that holds the rank."""
     rank: int
+    """Rank within all hosts."""
     name: str
+    """Name of the method."""
     streaming: bool = False
+    """Return an object-ref generator."""
 
     def options(self, num_returns: str) -> Method:
         return Method(self.host, self.rank, self.name, num_returns == "streaming")

@@ -139,8 +139,8 @@ def trained(
 
 
 def _never_end(model: Path) -> None:
-    """Change the embedding, which is the head too, so that the end is not drawn: one number stands out in every row, so
-    too in the last layer's output, and in that of the end is its opposite."""
+    """Change the embedding, which is tied to the head, so that the end token is never sampled: one component dominates
+    every row and the last layer's output, and has the opposite sign in the row of the end token."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
@@ -176,7 +176,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """First so that it ends its own processes, then all that are left."""
     family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
     child.send_signal(signal.SIGINT)
-    _, left = psutil.wait_procs(family, timeout=ENDING_S)
-    for process in left:
+    _, alive = psutil.wait_procs(family, timeout=ENDING_S)
+    for process in alive:
         process.kill()
     child.wait()

@@ -1,4 +1,4 @@
-"""What the benchmarks of the quickstart's task share: a command run to its JSON; its figures read and shown."""
+"""Shared by the benchmarks of the quickstart's task: runs a command with JSON output; reads and formats its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def rlcli(*words: str, log: Path | None = None) -> tuple[dict[str, Any], float]:
-    """What `rlcli WORDS --json` prints, and the seconds it took. Raises CalledProcessError where it fails.
+    """The parsed output of `rlcli WORDS --json`, and the seconds it took. Raises CalledProcessError where it fails.
 
     log: file for what it says besides; None: it says it to the terminal.
     """
@@ -25,8 +25,8 @@ def rlcli(*words: str, log: Path | None = None) -> tuple[dict[str, Any], float]:
 
 def evaluations(result: dict[str, Any]) -> dict[int, dict[str, float]]:
     """pass@1 by step, each with `mean`, `low` and `high`, in the order of the steps."""
-    found = {int(step): report["pass"]["pass@1"] for step, report in result["evaluations"].items()}
-    return dict(sorted(found.items()))
+    by_step = {int(step): report["pass"]["pass@1"] for step, report in result["evaluations"].items()}
+    return dict(sorted(by_step.items()))
 
 
 def percent(estimate: dict[str, float]) -> str:

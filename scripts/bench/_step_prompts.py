@@ -12,7 +12,7 @@ import numpy as np
 
 WORD = re.compile(r"[a-z]{1,12}")
 WORDS, CANDIDATES = 512, 16384
-"""How many words of the vocabulary the texts are made of, and from how many tokens these are taken."""
+"""Number of vocabulary words in the texts, and number of candidate tokens from which these are selected."""
 
 TRIES = 200
 """Texts that are tried for one prompt. Each try fills about half of what is missing, so ten suffice as a rule."""
@@ -56,8 +56,8 @@ def vocabulary(tokenizer: Any) -> list[str]:
     """Words of small letters that the tokenizer writes, with the space before them, as at most two tokens, with the
     single letters in front."""
     size = len(tokenizer)
-    drawn = np.random.default_rng(0).choice(size, min(size, CANDIDATES), replace=False)
-    texts = (tokenizer.decode([int(token)]).strip() for token in drawn)
+    token_ids = np.random.default_rng(0).choice(size, min(size, CANDIDATES), replace=False)
+    texts = (tokenizer.decode([int(token)]).strip() for token in token_ids)
     words = [text for text in dict.fromkeys(texts) if len(text) > 1 and WORD.fullmatch(text)]
     short = (word for word in words if len(tokenizer.encode(f" {word}", add_special_tokens=False)) <= 2)
     return [*"abcdefghijklmnopqrstuvwxyz", *itertools.islice(short, WORDS)]
@@ -80,9 +80,9 @@ def question(measure: Callable[[str], int], words: list[str], tokens: int, chanc
             candidate = f"{text} {added}".strip()
         else:
             candidate = text + str(chance.choice(["", " "])) + str(chance.choice(words[:26]))
-        left = tokens - measure(candidate)
-        if 0 <= left <= missing:
-            text, missing = candidate, left
+        remaining = tokens - measure(candidate)
+        if 0 <= remaining <= missing:
+            text, missing = candidate, remaining
     raise SystemExit(
         f"no prompt of {tokens} tokens: the chat template alone has {measure('')}; take other --prompt-tokens"
     )

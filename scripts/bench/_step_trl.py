@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the same workload, in an interpreter of its own: one process a mode, one step at a time."""
+"""TRL's GRPOTrainer on the same workload, in a separate interpreter: one process a mode, one step at a time."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def trl_group(work: Workload, name: str, options: argparse.Namespace, folder: Pa
     """Start TRL on all cores; it ends with the block. name: a mode, and after a colon TRL's
     per_device_train_batch_size. TrlError where it does not get to the end of its first step."""
     mode, _, micro = name.partition(":")
-    given = folder / f"trl-{name}.json"
-    given.write_text(
+    settings_path = folder / f"trl-{name}.json"
+    settings_path.write_text(
         json.dumps(
             {
                 "mode": mode,
@@ -87,7 +87,7 @@ def trl_group(work: Workload, name: str, options: argparse.Namespace, folder: Pa
     log = folder / f"trl-{name}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [options.trl_python, str(Path(__file__).with_name("_step_trl_child.py")), str(given)],
+            [options.trl_python, str(Path(__file__).with_name("_step_trl_child.py")), str(settings_path)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

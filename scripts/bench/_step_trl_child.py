@@ -36,7 +36,7 @@ class Lengths(LogitsProcessor):  # type: ignore[misc]
 
 
 class Paced(TrainerCallback):  # type: ignore[misc]
-    """Tells of the end of each step, and waits to be told to begin the next."""
+    """Reports the end of each step, and waits for the command to begin the next."""
 
     def __init__(self, answers: Any) -> None:
         self.answers = answers
@@ -47,33 +47,33 @@ class Paced(TrainerCallback):  # type: ignore[misc]
             os._exit(0)
 
 
-def trainer_of(given: dict[str, Any], answers: Any) -> GRPOTrainer:
-    on_cpu, mode = given["device"] == "cpu", given["mode"]
-    samples = len(given["lengths"][0])
-    rows = [{"prompt": [{"role": "user", "content": question}]} for question in given["questions"]]
+def trainer_of(settings: dict[str, Any], answers: Any) -> GRPOTrainer:
+    on_cpu, mode = settings["device"] == "cpu", settings["mode"]
+    samples = len(settings["lengths"][0])
+    rows = [{"prompt": [{"role": "user", "content": question}]} for question in settings["questions"]]
     total = len(rows) * samples
     config = GRPOConfig(
-        output_dir=given["out"],
+        output_dir=settings["out"],
         use_cpu=on_cpu,
-        bf16=given["dtype"] == "bfloat16",
+        bf16=settings["dtype"] == "bfloat16",
         fp16=False,
         learning_rate=1e-6,
         lr_scheduler_type="constant",
         optim="adamw_torch",
         max_grad_norm=1.0,
         max_steps=1_000_000,
-        per_device_train_batch_size=min(given["micro"], total),
-        gradient_accumulation_steps=total // min(given["micro"], total),
+        per_device_train_batch_size=min(settings["micro"], total),
+        gradient_accumulation_steps=total // min(settings["micro"], total),
         gradient_checkpointing=False,
         num_generations=samples,
-        max_completion_length=given["max_tokens"],
+        max_completion_length=settings["max_tokens"],
         temperature=1.0,
         beta=0.0,
         shuffle_dataset=False,
         use_vllm=mode == "vllm",
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.3,
-        vllm_max_model_length=given["prompt_tokens"] + given["max_tokens"],
+        vllm_max_model_length=settings["prompt_tokens"] + settings["max_tokens"],
         use_transformers_continuous_batching=mode == "batching",
         generation_kwargs={"eos_token_id": -1} if mode == "batching" else None,
         logging_strategy="no",
@@ -81,8 +81,8 @@ def trainer_of(given: dict[str, Any], answers: Any) -> GRPOTrainer:
         report_to=[],
         disable_tqdm=True,
     )
-    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(given["model"])
+    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     return GRPOTrainer(
         model,
         reward_funcs=lambda completions, **_: [random.random() for _ in completions],
@@ -93,14 +93,14 @@ def trainer_of(given: dict[str, Any], answers: Any) -> GRPOTrainer:
     )
 
 
-def impose(trainer: GRPOTrainer, given: dict[str, Any], lengths: list[int]) -> None:
+def impose(trainer: GRPOTrainer, settings: dict[str, Any], lengths: list[int]) -> None:
     """Give the responses of the i-th row of every batch the i-th length."""
     generate = trainer.model.generate
     end = trainer.processing_class.eos_token_id
 
     def imposed(*arguments: Any, **options: Any) -> Any:
-        assert options["input_ids"].shape[1] == given["prompt_tokens"], options["input_ids"].shape
-        processor = LogitsProcessorList([Lengths(lengths, given["prompt_tokens"], end)])
+        assert options["input_ids"].shape[1] == settings["prompt_tokens"], options["input_ids"].shape
+        processor = LogitsProcessorList([Lengths(lengths, settings["prompt_tokens"], end)])
         return generate(*arguments, logits_processor=processor, **options)
 
     trainer.model.generate = imposed
@@ -125,12 +125,12 @@ def limit_each(lengths: list[int]) -> Callable[[Any], list[Any]]:
     """With vLLM: of TRL's sampling parameters, those of each request, with its own length."""
 
     def each(sampling_params: Any) -> list[Any]:
-        made = []
+        copies = []
         for length in lengths:
             params = sampling_params.clone()
             params.max_tokens, params.ignore_eos, params.detokenize = length, True, False
-            made.append(params)
-        return made
+            copies.append(params)
+        return copies
 
     return each
 
@@ -139,20 +139,20 @@ def main(path: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed is not an answer
     with open(path) as file:
-        given = json.load(file)
-    lengths = [length for row in given["lengths"] for length in row]
-    if given["mode"] == "vllm":
-        on_cpu = given["device"] == "cpu"
-        _trl_vllm.patch(given["dtype"], given["kv_cache_bytes"], limit_each(lengths), on_cpu=on_cpu)
-    if given["mode"] == "batching":
+        settings = json.load(file)
+    lengths = [length for row in settings["lengths"] for length in row]
+    if settings["mode"] == "vllm":
+        on_cpu = settings["device"] == "cpu"
+        _trl_vllm.patch(settings["dtype"], settings["kv_cache_bytes"], limit_each(lengths), on_cpu=on_cpu)
+    if settings["mode"] == "batching":
         limit_requests(lengths)
-    trainer = trainer_of(given, answers)
-    for question, ids in zip(given["questions"], given["prompt_ids"], strict=True):
+    trainer = trainer_of(settings, answers)
+    for question, ids in zip(settings["questions"], settings["prompt_ids"], strict=True):
         message = [{"role": "user", "content": question}]
         tokens = trainer.processing_class.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
         assert tokens == ids, f"TRL has another prompt: {tokens}, not {ids}"
-    if given["mode"] == "generate":
-        impose(trainer, given, lengths)
+    if settings["mode"] == "generate":
+        impose(trainer, settings, lengths)
     trainer.train()
 
 

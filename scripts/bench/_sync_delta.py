@@ -32,10 +32,10 @@ class Trained(Member):
             return
         model = self.policy.policy
         model.dtype = torch.bfloat16
-        model.stream_changes = lambda last, most: last.changes(model.lm.named_parameters(), model.dtype, most)
+        model.stream_changes = lambda last, limit: last.changes(model.lm.named_parameters(), model.dtype, limit)
         rates = Train()
-        how: Any = {"betas": rates.betas, "weight_decay": rates.weight_decay}
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, **how)
+        optimizer_options: Any = {"betas": rates.betas, "weight_decay": rates.weight_decay}
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, **optimizer_options)
         for parameter in model.parameters():
             parameter.requires_grad_(True)
 
@@ -63,24 +63,24 @@ def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
 
     with TemporaryDirectory() as logs, ray_session("", 2):
         pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
-        policy, own = (WorkerGroup[Any]([one], Path(logs), None) for one in pair)
-        engines = Engines(policy, own, copies=True)
-        engines.broadcasts = engines._join(own)
+        policy, engine_group = (WorkerGroup[Any]([member], Path(logs), None) for member in pair)
+        engines = Engines(policy, engine_group, copies=True)
+        engines.broadcasts = engines._join(engine_group)
         assert engines.broadcasts
-        return {"steps": list(_syncs(engines, own, steps, lr))}
+        return {"steps": list(_syncs(engines, engine_group, steps, lr))}
 
 
-def _syncs(engines: Engines, own: Workers, steps: int, lr: float) -> Iterator[dict[str, Any]]:
+def _syncs(engines: Engines, engine_group: Workers, steps: int, lr: float) -> Iterator[dict[str, Any]]:
     for number in range(steps + 1):
         if number:
             engines.policy.call(Trained.step, number, lr)  # type: ignore[arg-type]
-        nbytes, transfer_s = engines._transfer(own)
+        nbytes, transfer_s = engines._transfer(engine_group)
         sent, began = engines.policy.call(WorkerCalls.sent_weights), time.perf_counter()
         share = engines.policy.call(WorkerCalls.changed_share)
-        assert own.call(WorkerCalls.copy_differs, sent) == [[]]
+        assert engine_group.call(WorkerCalls.copy_differs, sent) == [[]]
         check_s, began = time.perf_counter() - began, time.perf_counter()
-        own.call(Trained.load_copy)  # type: ignore[arg-type]
+        engine_group.call(Trained.load_copy)  # type: ignore[arg-type]
         delta = {"bytes": nbytes, "transfer_s": transfer_s, "check_s": check_s, "load_s": time.perf_counter() - began}
-        nbytes, transfer_s = engines._transfer(own, resend_all=True)
+        nbytes, transfer_s = engines._transfer(engine_group, resend_all=True)
         if number:  # the first sync sends everything in any case
             yield {"share": share, "delta": delta, "full": {"bytes": nbytes, "transfer_s": transfer_s}}

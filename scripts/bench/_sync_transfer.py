@@ -74,15 +74,15 @@ class Member(WeightSync):
     def peak(self) -> int:
         """Bytes of memory at most since the last call, above what there was at that call. Host memory on CPUs."""
         if self.device.type == "cuda":
-            most = torch.cuda.max_memory_allocated()
+            highest = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            before, self._before = getattr(self, "_before", most), torch.cuda.memory_allocated()
-            return int(most - before)
+            baseline, self._before = getattr(self, "_before", highest), torch.cuda.memory_allocated()
+            return int(highest - baseline)
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        most, now = (int(fields[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS"))
+        highest, now = (int(fields[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS"))
         Path("/proc/self/clear_refs").write_text("5")
-        before, self._before = getattr(self, "_before", most), now
-        return most - before
+        baseline, self._before = getattr(self, "_before", highest), now
+        return highest - baseline
 
 
 def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> dict[str, Any]:
@@ -125,6 +125,6 @@ def _timed(sync: Engines, ways: dict[str, Any], repeats: int) -> dict[str, Any]:
         sync.policy.call(WorkerCalls.sent_weights)
         return seconds
 
-    found = interleaved({name: lambda work=work: timed(work) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]
+    timings = interleaved({name: lambda work=work: timed(work) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]
     (nbytes,) = sizes  # both ways carry the same
-    return {"bytes": nbytes, "seconds": found}
+    return {"bytes": nbytes, "seconds": timings}

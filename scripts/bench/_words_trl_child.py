@@ -132,19 +132,19 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         ).to(model.device)
         limit = self.settings["trl"]["max_completion_length"]
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self.settings["dtype"] == "bfloat16"):
-            made = model.generate(**inputs, do_sample=False, max_new_tokens=limit, use_cache=True)
-        responses = made[:, inputs["input_ids"].shape[1] :].tolist()
+            generated = model.generate(**inputs, do_sample=False, max_new_tokens=limit, use_cache=True)
+        responses = generated[:, inputs["input_ids"].shape[1] :].tolist()
         return [self.until_end(ids) for ids in responses]
 
     def until_end(self, ids: list[int]) -> list[int]:
-        end = next((place for place, token in enumerate(ids) if token in self.scorer.stops), len(ids) - 1)
+        end = next((index for index, token in enumerate(ids) if token in self.scorer.stops), len(ids) - 1)
         return ids[: end + 1]
 
     def write(self) -> None:
-        out = Path(self.settings["out"])
-        beside = out.with_suffix(".tmp")
-        beside.write_text(json.dumps(self.result, indent=2) + "\n")
-        os.replace(beside, out)
+        report_path = Path(self.settings["out"])
+        temporary = report_path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.result, indent=2) + "\n")
+        os.replace(temporary, report_path)
 
 
 def main(path: str) -> None:

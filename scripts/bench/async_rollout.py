@@ -67,9 +67,9 @@ class Slowed:
     """Slowdown of engine and trainer by each other, measured in one run."""
 
     engine: float
-    """Time of an engine step beside a busy trainer, relative to that alone."""
+    """Time of an engine step while the trainer is busy, relative to that alone."""
     trainer: float
-    """Time of an update beside a busy engine, relative to that alone."""
+    """Time of an update while the engine is busy, relative to that alone."""
     engine_works: float
     """Share of the run's time in which the engine is busy."""
     trainer_works: float

@@ -1,4 +1,4 @@
-"""What the controller costs a step: its time and memory, by the number of ranks, of samples and of their tokens.
+"""Cost of the controller per step: its time and memory, by the number of ranks, of samples and of their tokens.
 
     python scripts/bench/controller.py [--ranks 1 8 64 256] [--transport loopback ray] [--lengths 1024 8192 32768]
         [--prompts 2048] [--samples 8] [--steps 5] [--json FILE]
@@ -73,7 +73,7 @@ class Row:
     ranks: int
     """Number of simulated ranks."""
     transport: str
-    """How calls reach them."""
+    """Transport of the calls."""
     samples: int
     """Samples of a step."""
     length: int
@@ -153,15 +153,15 @@ def config_of(args: argparse.Namespace, steps: int) -> RunConfig:
 
 @contextmanager
 def trainer_over(workers: Workers, args: argparse.Namespace, steps: int) -> Iterator[Trainer]:
-    with tempfile.TemporaryDirectory() as place, RunFolder.create(Path(place) / "run") as folder:
+    with tempfile.TemporaryDirectory() as temporary, RunFolder.create(Path(temporary) / "run") as folder:
         view = View(console=Console(file=StringIO()))
         trackers = Trackers(folder, [], view.note)
         stop: Any = SimpleNamespace(requested=False, armed=False)
         unbuilt: Any = None  # what workers are built from: these are not
         groups = WorkerPools(workers, None, None, unbuilt)
-        given = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
+        args_of_trainer = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
         facts = RunFacts("cpu", "bfloat16", 5 * args.length, None, frozenset({"policy", "engine"}))
-        trainer = Trainer(RunContext(config_of(args, steps), facts), *given)
+        trainer = Trainer(RunContext(config_of(args, steps), facts), *args_of_trainer)
         yield trainer
         trainer.records.flush()  # which are written in the background, into a folder that is removed here
 
@@ -207,7 +207,9 @@ def _steps(loop: Trainer, workers: Workers, args: argparse.Namespace) -> Row:
         length=args.length,
         cpu_s=statistics.median(cpu),
         wall_s=statistics.median(wall),
-        parts={name: statistics.median(found.get(name, 0.0) for found in by_part) for name in (*PARTS, "rest")},
+        parts={
+            name: statistics.median(step_parts.get(name, 0.0) for step_parts in by_part) for name in (*PARTS, "rest")
+        },
         sent=sum(account.sent.values()) if account else 0,
         received=sum(account.received.values()) if account else 0,
         peak_mib=peak,
@@ -241,9 +243,9 @@ def main() -> None:
 
 
 def one_row(ranks: int, transport: str, length: int) -> dict[str, Any]:
-    """A row, from a process of its own with the other arguments as they were given."""
-    own = ["--one", "--ranks", str(ranks), "--transport", transport, "--lengths", str(length)]
-    done = subprocess.run([sys.executable, *sys.argv, *own], stdout=subprocess.PIPE, text=True, check=True)
+    """A row, from a separate process with the other arguments unchanged."""
+    own_options = ["--one", "--ranks", str(ranks), "--transport", transport, "--lengths", str(length)]
+    done = subprocess.run([sys.executable, *sys.argv, *own_options], stdout=subprocess.PIPE, text=True, check=True)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 

@@ -1,4 +1,4 @@
-"""What the choices of how vLLM runs on CPUs bring to generation.
+"""Effect of the vLLM settings on CPUs on generation speed.
 
     .venv/bin/python scripts/bench/engine.py [--model tiny-1m] [--tokens 64] [--repeats 10] [--json engine.json]
 
@@ -59,9 +59,9 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
         "adapter apart": (RANK, nullcontext()),
     }
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-    found: dict[str, Any] = {}
+    by_variant: dict[str, Any] = {}
     with ExitStack() as stack:
-        for way, (rank, changed) in ways.items():
+        for variant, (rank, changed) in ways.items():
             spec = EngineSpec(
                 model=model,
                 dtype="float32",
@@ -75,14 +75,14 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
                 gpu_memory_utilization=0.3,
                 enforce_eager=True,
                 stop_token_ids=(),
-                group_id=f"bench{len(found)}",
+                group_id=f"bench{len(by_variant)}",
             )
             with changed:
-                found[way] = VllmEngine(spec)
-            stack.callback(found[way].close)
+                by_variant[variant] = VllmEngine(spec)
+            stack.callback(by_variant[variant].close)
             if rank:
-                found[way].load_adapter(adapter(model, folder / "adapter"))
-        yield found
+                by_variant[variant].load_adapter(adapter(model, folder / "adapter"))
+        yield by_variant
 
 
 def _unit_by_kernel(layer: Any, x: Any) -> Any:
@@ -112,9 +112,9 @@ def generating(engine: Any, prompts: int, tokens: int) -> Callable[[], float]:
     params = engine._params
 
     def to_the_end(request: GenerationRequest) -> Any:
-        made = params(request)
-        made.ignore_eos, made.stop_token_ids = True, []
-        return made
+        sampling = params(request)
+        sampling.ignore_eos, sampling.stop_token_ids = True, []
+        return sampling
 
     engine._params = to_the_end
     draws = np.random.default_rng(0)
@@ -123,8 +123,8 @@ def generating(engine: Any, prompts: int, tokens: int) -> Callable[[], float]:
 
     def run() -> float:
         began = time.process_time()
-        made = sum(len(one.tokens) for one in finished(engine, requests, Sampling(1.0, tokens)))
-        assert made == len(requests) * tokens
+        total = sum(len(completion.tokens) for completion in finished(engine, requests, Sampling(1.0, tokens)))
+        assert total == len(requests) * tokens
         return time.process_time() - began
 
     return run
@@ -132,7 +132,7 @@ def generating(engine: Any, prompts: int, tokens: int) -> Callable[[], float]:
 
 def measure(model: str, prompts: int, tokens: int, repeats: int, folder: Path) -> dict[str, list[float]]:
     with engines(make_model(model, folder / "model"), tokens, folder) as built:
-        runs = {way: generating(engine, prompts, tokens) for way, engine in built.items()}
+        runs = {variant: generating(engine, prompts, tokens) for variant, engine in built.items()}
         return interleaved(runs, repeats=repeats, warm_up=2)
 
 
@@ -152,8 +152,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seconds = measure(options.model, options.prompts, options.tokens, options.repeats, Path(folder))
     table = Table("way", "CPU s", f"÷ {AS_IT_IS}")
-    for way, each in seconds.items():
-        table.add_row(way, f"{median(each):.3f}", f"{ratio(each, seconds[AS_IT_IS]):.2f}")
+    for variant, each in seconds.items():
+        table.add_row(variant, f"{median(each):.3f}", f"{ratio(each, seconds[AS_IT_IS]):.2f}")
     Console().print(table)
     write_json(options.json, {"model": options.model, "tokens": options.tokens, "seconds": seconds})
     os._exit(0)  # vLLM's engines in one process do not all end by themselves

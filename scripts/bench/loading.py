@@ -1,4 +1,4 @@
-"""How long a model takes to load, and a checkpoint to save and to load, by layout and size.
+"""Time to load a model, and to save and load a checkpoint, by layout and size.
 
     .venv/bin/python scripts/bench/loading.py [--sizes 100m] [--layouts alone "2 shards" …] [--json loading.json]
 
@@ -86,11 +86,11 @@ class Turn:
 def read_plainly(files: Sequence[Path]) -> None:
     """All bytes of the files into one new buffer."""
     buffer = memoryview(bytearray(sum(path.stat().st_size for path in files)))
-    place = 0
+    offset = 0
     for path in files:
         with path.open("rb", buffering=0) as file:
-            while read := file.readinto(buffer[place : place + BLOCK]):
-                place += read
+            while read := file.readinto(buffer[offset : offset + BLOCK]):
+                offset += read
 
 
 def write_plainly(path: Path, size: int) -> None:
@@ -112,22 +112,22 @@ def drop(files: Sequence[Path]) -> None:
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Bytes of the tensors that this process reads of safetensors files within the block."""
-    found, rows = [0], WeightFiles.rows
+    nbytes, rows = [0], WeightFiles.rows
 
     def counting(files: WeightFiles, name: str, begin: int, count: int) -> Tensor:
         part = rows(files, name, begin, count)
-        found[0] += part.numel() * part.element_size()
+        nbytes[0] += part.numel() * part.element_size()
         return part
 
     with patch.object(WeightFiles, "rows", counting):
-        yield found
+        yield nbytes
 
 
 def loaded(path: str, mesh: Any, reference: bool) -> tuple[Any, Any]:
-    """A policy to train, with its optimizer; beside it a frozen one, if wanted."""
-    how = {"dtype": torch.float32, "device": torch.device("cpu"), "mesh": mesh}
-    policy = load_policy(path, **how)
-    policy.beside = (load_policy(path, trainable=False, **how),) if reference else ()
+    """A policy to train, with its optimizer; also a frozen reference if `reference`."""
+    options = {"dtype": torch.float32, "device": torch.device("cpu"), "mesh": mesh}
+    policy = load_policy(path, **options)
+    policy.beside = (load_policy(path, trainable=False, **options),) if reference else ()
     return policy, build_optimizer(policy, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
 
 
@@ -145,17 +145,17 @@ def saved(turn: Turn, policy: Any, optimizer: Any, root: Path) -> Path:
         state = copied(trained_state({"policy": (policy, optimizer)}))
         dist.barrier()
         turn.found["copy"] = time.perf_counter() - began
-        own = save_state(state, rng_state(), Path(folder[0]) / "policy", dist.group.WORLD)
+        written = save_state(state, rng_state(), Path(folder[0]) / "policy", dist.group.WORLD)
         files: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(files, {f"policy/{name}": facts for name, facts in own.items()})
+        dist.all_gather_object(files, {f"policy/{name}": facts for name, facts in written.items()})
         if dist.get_rank() == 0:
-            listed = {name: facts for one in files for name, facts in one.items()}
+            listed = {name: facts for entries in files for name, facts in entries.items()}
             checkpoints.commit(1, {"step": 1}, "", listed, {})
     return checkpoints.path(1)
 
 
 def floors(turn: Turn, model: Sequence[Path], checkpoint: Sequence[Path], root: Path) -> None:
-    """Of rank 0, while the others wait."""
+    """Seconds of rank 0, while the others wait."""
     size = sum(path.stat().st_size for path in checkpoint)
     work: dict[str, Callable[[], None]] = {
         "read model": lambda: read_plainly(model),
@@ -171,7 +171,7 @@ def floors(turn: Turn, model: Sequence[Path], checkpoint: Sequence[Path], root: 
 
 
 def one_turn(path: str, mesh: Any, reference: bool, cold: bool) -> dict[str, Any]:
-    """Load, save and load again in a folder beside the model, which is empty afterwards."""
+    """Load, save and load again in a folder next to the model, which is empty afterwards."""
     turn, model = Turn(), sorted(Path(path).glob("*.safetensors"))
     root = Path(path).parent / "checkpoints"
     forget = drop if cold else (lambda files: None)
@@ -197,26 +197,28 @@ def one_turn(path: str, mesh: Any, reference: bool, cold: bool) -> dict[str, Any
     dist.barrier()
     if dist.get_rank() == 0:
         remove(root)
-    sizes = {"model": sum(one.stat().st_size for one in model)}
+    sizes = {"model": sum(file.stat().st_size for file in model)}
     return {"seconds": turn.found, "memory": turn.memory, "read": read[0], **sizes}
 
 
-def measured(rank: int, world: int, port: int, path: str, layout: str, repeats: int, cold: bool, out: str) -> None:
+def measured(
+    rank: int, world: int, port: int, path: str, layout: str, repeats: int, cold: bool, report_path: str
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     _, copies, reference = LAYOUTS[layout]
     mesh = ParallelDims.of(world, copies).mesh("cpu")
     turns = [one_turn(path, mesh, reference, cold) for _ in range(repeats)]
-    told: list[Any] = [None] * world
-    dist.all_gather_object(told, turns)
+    turns_by_rank: list[Any] = [None] * world
+    dist.all_gather_object(turns_by_rank, turns)
     if rank == 0:
-        Path(out).write_text(json.dumps(summed(told)))
+        Path(report_path).write_text(json.dumps(summed(turns_by_rank)))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def summed(ranks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Of all ranks: rank 0's seconds, which are from barrier to barrier, turn by turn; the first turn's memory."""
+    """Summary over all ranks: rank 0's seconds from barrier to barrier, turn by turn; the first turn's memory."""
     first = ranks[0]
     seconds = {name: [turn["seconds"][name] for turn in first] for name in first[0]["seconds"]}
     memory = {name: max(turns[0]["memory"][name] for turns in ranks) for name in first[0]["memory"]}
@@ -237,8 +239,8 @@ def make_model(size: str, folder: Path) -> int:
     return sum(parameter.numel() for parameter in lm.parameters())
 
 
-def row_of(size: str, layout: str, found: dict[str, Any]) -> list[str]:
-    seconds, memory, ratios = found["seconds"], found["memory_gib"], found["ratio"]
+def row_of(size: str, layout: str, figures: dict[str, Any]) -> list[str]:
+    seconds, memory, ratios = figures["seconds"], figures["memory_gib"], figures["ratio"]
     cells = [size, layout]
     for name in FLOOR:
         if name in seconds:
@@ -246,7 +248,7 @@ def row_of(size: str, layout: str, found: dict[str, Any]) -> list[str]:
         else:
             cells.append("–")
     cells.append(f"{median(seconds['copy']):.2f} s" if "copy" in seconds else "–")
-    return [*cells, f"{found['read']:.2f}"]
+    return [*cells, f"{figures['read']:.2f}"]
 
 
 def main() -> None:
@@ -257,23 +259,23 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="drop files from the page cache before they are read")
     parser.add_argument("--folder", type=Path, help="where to write: the file system to measure")
     parser.add_argument("--json", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     table = Table("size", "layout", *(f"{name}: time, ÷ floor, memory" for name in FLOOR), "copy", "read", box=None)
     rows: list[dict[str, Any]] = []
-    for size in given.sizes:
-        with tempfile.TemporaryDirectory(dir=given.folder, prefix="rlcli-loading-") as folder:
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory(dir=options.folder, prefix="rlcli-loading-") as folder:
             path = Path(folder) / "model"
             parameters = make_model(size, path)
-            for layout in given.layouts:
+            for layout in options.layouts:
                 ranks, copies, _ = LAYOUTS[layout]
                 needs = copies * parameters * PARAMETER_BYTES
                 if needs > psutil.virtual_memory().available:
                     print(f"{size}, {layout}: needs {needs / GIB:.0f} GiB, which are not free")
                     continue
-                found = on_ranks(measured, ranks, str(path), layout, given.repeats, given.cold)
-                rows.append({"size": size, "parameters": parameters, "layout": layout, **found})
-                table.add_row(*row_of(size, layout, found))
-                write_json(given.json, {"cold": given.cold, "rows": rows})  # a long run may be ended
+                figures = on_ranks(measured, ranks, str(path), layout, options.repeats, options.cold)
+                rows.append({"size": size, "parameters": parameters, "layout": layout, **figures})
+                table.add_row(*row_of(size, layout, figures))
+                write_json(options.json, {"cold": options.cold, "rows": rows})  # a long run may be ended
     console = Console(highlight=False)
     console.width = max(console.width, 180)  # also into a file
     console.print(table)

@@ -1,4 +1,4 @@
-"""Memory and time of log-probs and entropy, straight from hidden states and the head, beside other ways to them.
+"""Memory and time of log-probs and entropy, straight from hidden states and the head, compared with other methods.
 
     .venv/bin/python scripts/bench/logprobs.py [--tokens 4096] [--vocabulary 151936] [--width 896] [--json FILE]
     .venv/bin/python scripts/bench/logprobs.py --tokens 32768 --ways ours      # the target: under 1.5 GiB
@@ -97,17 +97,17 @@ FUNCTIONS: dict[str, Way] = {
 }
 
 
-def missing(way: str, device: str, logits: int) -> str:
-    """Why `way` cannot be tried here; empty: it can."""
+def missing(method: str, device: str, logits: int) -> str:
+    """Why `method` cannot be tried here; empty: it can."""
     import torch
 
-    if way == "plain" and logits > PLAIN_MOST:
+    if method == "plain" and logits > PLAIN_MOST:
         return f"{logits * 4 / 2**30:.0f} GiB of logits"
-    if way == "torch" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+    if method == "torch" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return f"torch {torch.__version__}"
-    if way == "liger" and device != "cuda":
+    if method == "liger" and device != "cuda":
         return "CUDA only"
-    if way == "liger" and importlib.util.find_spec("liger_kernel") is None:
+    if method == "liger" and importlib.util.find_spec("liger_kernel") is None:
         return "not installed"
     return ""
 
@@ -127,65 +127,65 @@ def inputs(tokens: int, vocabulary: int, width: int, dtype: Any, device: str) ->
     return hidden.requires_grad_(), weight.requires_grad_(), targets, above
 
 
-def run(way: str, given: Sequence[Any]) -> list[Any]:
-    """Log-probs, entropies and the gradients of hidden and weight; given: as `inputs` gives it."""
-    hidden, weight, targets, above = given
-    log_probs, entropies = FUNCTIONS[way](hidden, weight, targets)
+def run(method: str, tensors: Sequence[Any]) -> list[Any]:
+    """Log-probs, entropies and the gradients of hidden and weight; tensors: as `inputs` returns them."""
+    hidden, weight, targets, above = tensors
+    log_probs, entropies = FUNCTIONS[method](hidden, weight, targets)
     total = (above[0] * log_probs).sum()
     if entropies is not None:
         total = total + (above[1] * entropies).sum()
-    _say(f"{way}: forward done")
+    _say(f"{method}: forward done")
     total.backward()
     return [log_probs.detach(), None if entropies is None else entropies.detach(), hidden.grad, weight.grad]
 
 
-def difference(way: str, dtype: Any, device: str, width: int) -> float:
+def difference(method: str, dtype: Any, device: str, width: int) -> float:
     """From the plain computation in float64, on a slice."""
     import torch
 
-    given = inputs(*SLICE, width, dtype, device)
-    if way in ("torch", "liger"):
-        given[3][1] = 0  # without entropies, no gradient of theirs
-    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in given[:2]]
-    found = run(way, given)
-    expected = run("plain", [*exact, given[2], given[3].double()])
-    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if a is not None]
+    tensors = inputs(*SLICE, width, dtype, device)
+    if method in ("torch", "liger"):
+        tensors[3][1] = 0  # without entropies, no gradient of theirs
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in tensors[:2]]
+    computed = run(method, tensors)
+    expected = run("plain", [*exact, tensors[2], tensors[3].double()])
+    pairs = [(a, b) for a, b in zip(computed, expected, strict=True) if a is not None]
     return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs if torch.is_tensor(b))
 
 
-def child(way: str, tokens: int, vocabulary: int, width: int, repeats: int) -> dict[str, Any]:
+def child(method: str, tokens: int, vocabulary: int, width: int, repeats: int) -> dict[str, Any]:
     """Measure one way in this process."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    why = missing(way, device, tokens * vocabulary)
+    why = missing(method, device, tokens * vocabulary)
     if why:
-        return {"way": way, "missing": why}
+        return {"way": method, "missing": why}
     warm = inputs(64, 1024, width, dtype, device)
-    run(way, warm)  # what libraries allocate once is not the way's
-    given = inputs(tokens, vocabulary, width, dtype, device)
-    _say(f"{way}: inputs are there")
-    seconds, processor, before = [], [], _memory(device, reset=True)
+    run(method, warm)  # what libraries allocate once is not the way's
+    tensors = inputs(tokens, vocabulary, width, dtype, device)
+    _say(f"{method}: inputs are there")
+    seconds, processor, baseline = [], [], _memory(device, reset=True)
     for number in range(repeats):
-        given[0].grad = given[1].grad = None
+        tensors[0].grad = tensors[1].grad = None
         began, worked = time.perf_counter(), time.process_time()
-        run(way, given)
+        run(method, tensors)
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
         processor.append(time.process_time() - worked)
-        _say(f"{way}: {number + 1} of {repeats} done")
-    peak = (_memory(device) - before) / MIB
+        _say(f"{method}: {number + 1} of {repeats} done")
+    peak = (_memory(device) - baseline) / MIB
     return {
-        "way": way,
+        "way": method,
         "device": device,
         "dtype": str(dtype).removeprefix("torch."),
         "peak_mib": round(peak),
         "gradients_mib": round((tokens + vocabulary) * width * dtype.itemsize / MIB),
         "seconds": statistics.median(seconds),
         "processor_seconds": statistics.median(processor),
-        "difference": difference(way, dtype, device, width),
+        "difference": difference(method, dtype, device, width),
     }
 
 
@@ -193,15 +193,15 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measured(way: str, limit_s: float) -> dict[str, Any]:
-    """What `child` finds in a process of its own; `missing`, in words, where it takes longer than `limit_s` seconds."""
-    words = [sys.executable, *sys.argv, "--child", way]
+def measured(method: str, limit_s: float) -> dict[str, Any]:
+    """The row of `child` from a separate process; `missing` gives the reason where it exceeds `limit_s` seconds."""
+    words = [sys.executable, *sys.argv, "--child", method]
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return {"way": way, "missing": f"not done after {limit_s:g} s"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        return {"way": method, "missing": f"not done after {limit_s:g} s"}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def _memory(device: str, reset: bool = False) -> int:
@@ -236,13 +236,13 @@ def main() -> int:
         return 0
     table = Table("way", "peak above inputs", "of it gradients", "forward + backward", "equal to")
     rows = []
-    for way in arguments.ways:
-        rows.append(row := measured(way, arguments.limit_s))
+    for method in arguments.ways:
+        rows.append(row := measured(method, arguments.limit_s))
         if "missing" in row:
-            table.add_row(way, row["missing"], "", "", "")
+            table.add_row(method, row["missing"], "", "", "")
         else:
             memory = (f"{row['peak_mib']} MiB", f"{row['gradients_mib']} MiB")
-            table.add_row(way, *memory, f"{row['seconds']:.2f} s", f"{row['difference']:.1e}")
+            table.add_row(method, *memory, f"{row['seconds']:.2f} s", f"{row['difference']:.1e}")
     console = Console()
     console.print(f"{arguments.tokens} tokens × {arguments.vocabulary} words, width {arguments.width}")
     console.print(table)

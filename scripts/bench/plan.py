@@ -1,4 +1,4 @@
-"""How close `rlcli plan` comes: short real trainings on this machine's CPUs, predicted and measured.
+"""Accuracy of `rlcli plan`: short real trainings on this machine's CPUs, predicted and measured.
 
     .venv/bin/python scripts/bench/plan.py [--cases 10m,10m-lora] [--model FOLDER --data FOLDER] [--json plan.json]
 
@@ -86,9 +86,9 @@ def run_case(
     size, recipe, sets = CASES[name]
     sets = [*sets, "train.deterministic=true"] if alone else sets
     began = time.monotonic()
-    own = size == MODEL
-    source: Sizes | Path = model if own and model is not None else SIZES[size]
-    rows = data if own and recipe != "sft" else None
+    benchmark_model = size == MODEL
+    source: Sizes | Path = model if benchmark_model and model is not None else SIZES[size]
+    rows = data if benchmark_model and recipe != "sft" else None
     try:
         plan, steps, cpu = trained(folder, name, source, recipe, [*sets, "cluster.device=cpu"], rows, limit_s)
     except SetupError as error:
@@ -106,10 +106,12 @@ def run_case(
         if phase in predicted and f"time/{phase}" in real
     }
     if alone:
-        later = cpu[WARM_UP:]
+        measured_steps = cpu[WARM_UP:]
         for phase, row in seconds.items():
-            of = [sum(step.values()) if phase == "step" else step.get(METHODS[phase], 0.0) for step in later]
-            row["measured"] = statistics.median(of) if of else 0.0
+            phase_seconds = [
+                sum(step.values()) if phase == "step" else step.get(METHODS[phase], 0.0) for step in measured_steps
+            ]
+            row["measured"] = statistics.median(phase_seconds) if phase_seconds else 0.0
     parts = {phase.name: {part: size / GIB for part, size in phase.parts.items()} for phase in plan.memory}
     spent = time.monotonic() - began
     return {
@@ -217,7 +219,9 @@ def main() -> int:
             write_json(options.json, {"cases": records, **summary(records)})
     records.sort(key=lambda record: list(CASES).index(record["case"]) if record["case"] in CASES else len(CASES))
     show(records)
-    Console().print(", ".join(f"{what.replace('_', ' ')} {value:.3g}" for what, value in summary(records).items()))
+    Console().print(
+        ", ".join(f"{quantity.replace('_', ' ')} {value:.3g}" for quantity, value in summary(records).items())
+    )
     return 1 if any("failed" in record for record in records) else 0
 
 

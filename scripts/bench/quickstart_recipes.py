@@ -25,7 +25,7 @@ from rlcli.config.load import to_toml
 from rlcli.config.recipes import load
 
 TIMES = 200
-"""Of a recipe's learning rates: as much as the quickstart has more than grpo, from which the recipes count theirs."""
+"""Factor of a recipe's learning rates: the quickstart's rate relative to grpo's, on which the recipes base theirs."""
 
 SHRUNK: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -48,7 +48,7 @@ SHRUNK: dict[str, dict[str, Any]] = {
     "rft": {},
     "sft": {"evaluation.every": 10},
 }
-"""What a recipe gets beside `common`: 256 samples a step, as grpo has; what counts in tokens or steps in proportion.
+"""Overrides of a recipe, added to `common`: 256 samples a step, as grpo has; counts of tokens or steps in proportion.
 
 vapo's λ is 1 − 1 / (αl), with an α of 0.05 for responses of thousands of tokens. At 24 tokens that makes λ = 0.17:
 next to nothing but a critic that young would be heard. 25 is to 40 tokens about what 0.05 is to the paper's 20480.
@@ -58,14 +58,14 @@ TABLE = "| recipe | seed | pass@1 before | pass@1 after | sampled reward, first 
 
 
 def common() -> dict[str, Any]:
-    """What quickstart.toml says besides its algorithm and what every recipe here has of its own or by flag."""
+    """Values of quickstart.toml except its algorithm and the keys that every recipe here sets itself or by flag."""
     quickstart, left_out = load("quickstart"), ("train.steps", "train.lr")
     settings = {key: value for key, value in quickstart.values.items() if quickstart.origins[key] == "quickstart"}
     return {key: value for key, value in settings.items() if not key.startswith("algorithm.") and key not in left_out}
 
 
 def overrides(recipe: str) -> dict[str, Any]:
-    """What is laid on top of `recipe` besides `common`: learning rates for a tiny model, and sizes."""
+    """Overrides of `recipe` in addition to `common`: learning rates for a tiny model, and sizes."""
     values = load(recipe).values
     rates = {"train.lr": values["train.lr"]}
     if values.get("algorithm.advantage") in ("gae", "vapo", "prime"):

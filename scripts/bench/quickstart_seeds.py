@@ -21,18 +21,20 @@ POINTS, SECONDS = 0.30, 300.0
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:
-    places = ("--out", str(folder / "run"), "--cache", str(folder / "cache"))
-    result, seconds = rlcli("quickstart", "--seed", str(seed), *places)
-    before, *_, after = evaluations(result).values()
+    folders = ("--out", str(folder / "run"), "--cache", str(folder / "cache"))
+    result, seconds = rlcli("quickstart", "--seed", str(seed), *folders)
+    initial, *_, trained = evaluations(result).values()
     return {
         "seed": seed,
-        "before": before,
-        "after": after,
+        "before": initial,
+        "after": trained,
         "seconds": seconds,
         "warm_start_s": result["warm_start_s"],
         "reward_first": result["reward_first"],
         "reward_last": result["reward_last"],
-        "passed": after["mean"] - before["mean"] >= POINTS and before["high"] < after["low"] and seconds <= SECONDS,
+        "passed": trained["mean"] - initial["mean"] >= POINTS
+        and initial["high"] < trained["low"]
+        and seconds <= SECONDS,
     }
 
 
@@ -46,14 +48,14 @@ def main() -> int:
     results = []
     for seed in range(arguments.seeds):
         with tempfile.TemporaryDirectory(prefix="rlcli-seeds-") as folder:
-            one = run(seed, Path(folder))
-        results.append(one)
-        rewards = f"{one['reward_first']:.2f} → {one['reward_last']:.2f}"
-        times = f"{one['warm_start_s']:.0f} s | {one['seconds']:.0f} s"
-        print(f"| {seed} | {percent(one['before'])} | {percent(one['after'])} | {rewards} | {times} |", flush=True)
+            row = run(seed, Path(folder))
+        results.append(row)
+        rewards = f"{row['reward_first']:.2f} → {row['reward_last']:.2f}"
+        times = f"{row['warm_start_s']:.0f} s | {row['seconds']:.0f} s"
+        print(f"| {seed} | {percent(row['before'])} | {percent(row['after'])} | {rewards} | {times} |", flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
-    return 0 if all(one["passed"] for one in results) else 1
+    return 0 if all(row["passed"] for row in results) else 1
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ LIGHT = (
     ["runs", "list"],
 )
 LIMIT_S = 300
-"""Of one command: a run that hangs ends the benchmark."""
+"""Time limit of one command: a run that hangs ends the benchmark."""
 RLCLI = [sys.executable, "-P", "-m", "rlcli.cli.main"]
 HERE = "import sys\n{}from rlcli.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 """Without the supervisor, whose child could not be changed."""
@@ -45,17 +45,17 @@ WAYS = {
 }
 
 
-def first_token(way: str, model: Path, data: Path, out: Path, workers: int) -> dict[str, float]:
-    """Seconds until each thing was done. way: one of WAYS."""
+def first_token(variant: str, model: Path, data: Path, run_folder: Path, workers: int) -> dict[str, float]:
+    """Seconds until each part of the start-up was done. variant: a key of WAYS."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    words = ["train", "grpo", "--model", str(model), "--data", str(data), "--out", str(out), "--steps", "1"]
+    words = ["train", "grpo", "--model", str(model), "--data", str(data), "--out", str(run_folder), "--steps", "1"]
     sizes = ["rollout.prompts_per_step=8", "rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
     words += ["--workers", str(workers), *(word for size in sizes for word in ("--set", size))]
-    done = subprocess.run([*WAYS[way], *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run([*WAYS[variant], *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]
-    events = map(json.loads, (out / "events.jsonl").read_text().splitlines())
-    found: dict[str, float] = next(event["done_after_s"] for event in events if event["event"] == "startup")
-    return found
+    events = map(json.loads, (run_folder / "events.jsonl").read_text().splitlines())
+    seconds: dict[str, float] = next(event["done_after_s"] for event in events if event["event"] == "startup")
+    return seconds
 
 
 def light(words: list[str], folder: Path) -> float:
@@ -73,35 +73,39 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for words in (
             ["tiny-model", "--out", str(folder / "tiny")],
             ["prep", "arithmetic", "--out", str(folder / "sums"), "--count", "256"],
         ):
             subprocess.run([*RLCLI, *words], check=True, capture_output=True, timeout=LIMIT_S)
         ways = list(WAYS) if options.compare else ["command"]
-        all_runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        all_runs: dict[str, list[dict[str, float]]] = {variant: [] for variant in ways}
         for number in range(options.runs + 1):
-            for way in ways:
-                found = first_token(way, folder / "tiny", folder / "sums", folder / f"{way}-{number}", options.workers)
+            for variant in ways:
+                startup = first_token(
+                    variant, folder / "tiny", folder / "sums", folder / f"{variant}-{number}", options.workers
+                )
                 if number:
-                    all_runs[way].append(found)
+                    all_runs[variant].append(startup)
         commands = {" ".join(words): median_of(lambda words=words: light(words, folder)) for words in LIGHT}  # type: ignore[misc]
 
-    medians = {way: {name: median(run[name] for run in runs) for name in runs[0]} for way, runs in all_runs.items()}
-    for way, after_s in medians.items():
-        table = Table("done", "after s", "since the one before, same process", title=way)
+    medians = {
+        variant: {name: median(run[name] for run in runs) for name in runs[0]} for variant, runs in all_runs.items()
+    }
+    for variant, after_s in medians.items():
+        table = Table("done", "after s", "since the one before, same process", title=variant)
         last: dict[bool, float] = {}
-        for name, after in after_s.items():
+        for name, done_after in after_s.items():
             worker = name.startswith("worker: ")
-            table.add_row(name, f"{after:.2f}", f"{after - last.get(worker, 0.0):.2f}")
-            last[worker] = after
+            table.add_row(name, f"{done_after:.2f}", f"{done_after - last.get(worker, 0.0):.2f}")
+            last[worker] = done_after
         console.print(table)
-    beside = Table("command", "s")
+    command_table = Table("command", "s")
     for name, seconds in commands.items():
-        beside.add_row(f"rlcli {name}", f"{seconds:.2f}")
-    console.print(beside)
+        command_table.add_row(f"rlcli {name}", f"{seconds:.2f}")
+    console.print(command_table)
     write_json(options.json, {"workers": options.workers, "after_s": medians, "runs": all_runs, "commands": commands})
 
 

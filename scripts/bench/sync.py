@@ -1,4 +1,4 @@
-"""How fast weights come together for the engine, beside a plain copy of as many bytes.
+"""Speed of gathering weights for the engine, compared with a plain copy of as many bytes.
 
     .venv/bin/python scripts/bench/sync.py [--sizes 1m 10m 100m] [--ranks 1 2] [--json sync.json]
 
@@ -68,7 +68,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def whole_shape(size: str) -> dict[str, Any]:
-    """What a Qwen2Config of the size takes."""
+    """Arguments of a Qwen2Config of the size."""
     shape = SIZES[size]
     return shape | {
         "intermediate_size": 4 * shape["hidden_size"],
@@ -108,7 +108,9 @@ def timed(work: Callable[[], Iterable[Any]], device: str) -> Callable[[], float]
     return run
 
 
-def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int], repeats: int, out: str) -> None:
+def measured(
+    rank: int, world: int, port: int, size: str, buckets_mb: list[int], repeats: int, report_path: str
+) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.model.parallel.buckets import buckets
@@ -127,33 +129,33 @@ def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int],
     )
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = sharded(size, init_device_mesh(device, (world,)), dtype)
-    named = [(name, parameter.detach()) for name, parameter in model.lm.named_parameters()]
-    whole = [torch.zeros(tensor.shape, dtype=dtype, device=device) for _, tensor in named]
-    room = [torch.zeros_like(tensor) for tensor in whole]
+    parameters = [(name, parameter.detach()) for name, parameter in model.lm.named_parameters()]
+    gathered = [torch.zeros(tensor.shape, dtype=dtype, device=device) for _, tensor in parameters]
+    room = [torch.zeros_like(tensor) for tensor in gathered]
 
     def per_tensor() -> Iterable[Any]:
-        return (tensor.to(dtype).full_tensor() for _, tensor in named)
+        return (tensor.to(dtype).full_tensor() for _, tensor in parameters)
 
     def copied() -> Iterable[Any]:
-        return (into.copy_(tensor) for into, tensor in zip(room, whole, strict=True))
+        return (into.copy_(tensor) for into, tensor in zip(room, gathered, strict=True))
 
     runs: dict[str, Callable[[], Iterable[Any]]] = {
-        **{f"bucket {mb}": lambda mb=mb: buckets(named, dtype, mb << 20) for mb in buckets_mb},  # type: ignore[misc]
-        "sums": lambda: Checksums().of(tensor for bucket in buckets(named, dtype) for tensor in bucket),
+        **{f"bucket {mb}": lambda mb=mb: buckets(parameters, dtype, mb << 20) for mb in buckets_mb},  # type: ignore[misc]
+        "sums": lambda: Checksums().of(tensor for bucket in buckets(parameters, dtype) for tensor in bucket),
         "tensor": per_tensor,
         "copy": copied,
     }
-    found = interleaved({name: timed(work, device) for name, work in runs.items()}, repeats=repeats)
+    timings = interleaved({name: timed(work, device) for name, work in runs.items()}, repeats=repeats)
     if rank == 0:
-        nbytes = sum(tensor.nbytes for tensor in whole)
-        write_json(out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found})
+        nbytes = sum(tensor.nbytes for tensor in gathered)
+        write_json(report_path, {"device": device, "bytes": nbytes, "tensors": len(parameters), "seconds": timings})
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure(size: str, ranks: int, buckets_mb: list[int], repeats: int) -> dict[str, Any]:
-    found: dict[str, Any] = on_ranks(measured, ranks, size, buckets_mb, repeats)
-    return {"size": size, "ranks": ranks} | {name: found[name] for name in ("device", "bytes", "tensors", "seconds")}
+    figures: dict[str, Any] = on_ranks(measured, ranks, size, buckets_mb, repeats)
+    return {"size": size, "ranks": ranks} | {name: figures[name] for name in ("device", "bytes", "tensors", "seconds")}
 
 
 def main() -> None:
@@ -178,9 +180,9 @@ def main() -> None:
             row = measure(size, ranks, options.buckets_mb, options.repeats)
             rows.append(row)
             seconds = row["seconds"]
-            for how, each in seconds.items():
+            for method, each in seconds.items():
                 table.add_row(
-                    *(size, str(ranks), f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), how),
+                    *(size, str(ranks), f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), method),
                     f"{median(each) * 1e3:.2f}",
                     f"{row['bytes'] / median(each) / 1e9:.2f}",
                     f"{ratio(seconds['tensor'], each):.2f}",
@@ -217,16 +219,16 @@ def main() -> None:
 def delta_table(rows: list[dict[str, Any]]) -> Table:
     table = Table("model", "how", "MB", "% changed", "transfer s", "check s", "load s", "all ÷ full")
     for row in rows:
-        whole = [step["full"]["transfer_s"] for step in row["steps"]]
+        full_transfers = [step["full"]["transfer_s"] for step in row["steps"]]
         shares = sorted(100 * step["share"] for step in row["steps"])
-        for how in ("full", "delta"):
-            each = [step[how] for step in row["steps"]]
-            seconds = {part: [one.get(f"{part}_s", 0.0) for one in each] for part in ("transfer", "check", "load")}
+        for mode in ("full", "delta"):
+            each = [step[mode] for step in row["steps"]]
+            seconds = {part: [sync.get(f"{part}_s", 0.0) for sync in each] for part in ("transfer", "check", "load")}
             table.add_row(
-                *(row["size"], how, f"{median(one['bytes'] for one in each) / 1e6:.2f}"),
-                f"{shares[0]:.2f} to {shares[-1]:.2f}" if how == "delta" else "",
+                *(row["size"], mode, f"{median(sync['bytes'] for sync in each) / 1e6:.2f}"),
+                f"{shares[0]:.2f} to {shares[-1]:.2f}" if mode == "delta" else "",
                 *(f"{median(part):.3f}" for part in seconds.values()),
-                f"{ratio([sum(parts) for parts in zip(*seconds.values(), strict=True)], whole):.2f}",
+                f"{ratio([sum(parts) for parts in zip(*seconds.values(), strict=True)], full_transfers):.2f}",
             )
     return table
 
@@ -234,12 +236,12 @@ def delta_table(rows: list[dict[str, Any]]) -> Table:
 def transfer_table(rows: list[dict[str, Any]]) -> Table:
     table = Table("model", "MB", "engines", "how", "ms", "GB/s", "of the object store's", "peak MiB: sender", "engine")
     for row in rows:
-        for how, each in row["seconds"].items():
+        for method, each in row["seconds"].items():
             table.add_row(
-                *(row["size"], f"{row['bytes'] / 1e6:.0f}", str(row["engines"]), how, f"{median(each) * 1e3:.1f}"),
+                *(row["size"], f"{row['bytes'] / 1e6:.0f}", str(row["engines"]), method, f"{median(each) * 1e3:.1f}"),
                 f"{row['bytes'] / median(each) / 1e9:.2f}",
                 f"{ratio(each, row['seconds']['object store']):.2f}",
-                *(str(peak) for peak in row["peak_mib"][how]),
+                *(str(peak) for peak in row["peak_mib"][method]),
             )
     return table
 
@@ -249,15 +251,15 @@ def engine_table(rows: list[dict[str, Any]], step_s: float) -> Table:
     for row in rows:
         seconds, cpu = row["seconds"], row["cpu_seconds"]
         added, added_cpu = (
-            median(all_ - load for all_, load in zip(found["load, checked"], found["load"], strict=True))
-            for found in (seconds, cpu)
+            median(all_ - load for all_, load in zip(timings["load, checked"], timings["load"], strict=True))
+            for timings in (seconds, cpu)
         )
-        for how, each in seconds.items():
+        for method, each in seconds.items():
             table.add_row(
-                *(row["size"], row["dtype"], f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), how),
+                *(row["size"], row["dtype"], f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), method),
                 f"{median(each) * 1e3:.2f}",
                 f"{row['bytes'] / median(each) / 1e9:.2f}",
-                f"+{added / step_s:.2%} ({added_cpu / step_s:.2%})" if how == "load, checked" else "",
+                f"+{added / step_s:.2%} ({added_cpu / step_s:.2%})" if method == "load, checked" else "",
             )
     return table
 

@@ -1,4 +1,4 @@
-"""An update of the policy beside its floor: the least that a forward pass, a backward pass and AdamW take.
+"""An update of the policy relative to its lower bound: the minimum time of a forward pass, a backward pass and AdamW.
 
     .venv/bin/python scripts/bench/update.py [--models 1m 10m] [--longest 64 256] [--json update.json]
     .venv/bin/python scripts/bench/update.py --models FOLDER --dtype bfloat16 --longest 32 --prompts 16 --threads 2
@@ -154,7 +154,7 @@ def products(path: Path, batch: Any, dtype: str, clock: Callable[[], float]) -> 
     chunk = min(chunk_tokens(len(head.weight), on_gpu=False), len(largest.targets))
 
     def seconds(shape: tuple[int, ...], tokens: int, forward: int) -> float:
-        """Of one layer, for each token."""
+        """Seconds of one layer per token."""
         weight, inputs = torch.randn(shape).to(getattr(torch, dtype)), torch.randn(tokens, shape[1])
         inputs, outputs = inputs.to(weight.dtype), torch.randn(tokens, shape[0]).to(weight.dtype)
         passes = [partial(torch.mm, inputs, weight.t())] * forward

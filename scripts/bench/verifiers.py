@@ -1,4 +1,4 @@
-"""How fast each verifier is in the scoring pool, how soon it recovers, and what a storm of hostile answers does to it.
+"""Throughput of each verifier in the scoring pool, its recovery time, and the effect of many hostile answers at once.
 
     python scripts/bench/verifiers.py [--processes 2] [--seconds 5] [--out verifiers.json]
     python scripts/bench/verifiers.py --model FOLDER    # what verifying takes of the processes that generate
@@ -94,15 +94,19 @@ class Rate:
     """Verifications a second of a saturated pool, and what one took of a scoring process, in milliseconds."""
 
     name: str
+    """Row of the table."""
     per_s: float
+    """Verifications per second."""
     p50_ms: float
+    """Median latency of a verification in its scoring process."""
     p99_ms: float
+    """99th percentile of that latency."""
 
 
 def throughput(
     pool: ScoringPool, name: str, make: Callable[[random.Random], Sequence[VerifyRequest]], seconds: float
 ) -> Rate:
-    """Of a pool kept saturated for about `seconds`."""
+    """Throughput of a pool kept saturated for about `seconds`."""
     random_, verdicts, started = random.Random(0), list[Verdict](), time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
         requests = [request for _ in range(8) for request in make(random_)]
@@ -194,7 +198,7 @@ def asking(model: str) -> list[dict[str, float]]:
 
 
 def _cpu_us(ask: Callable[[Any], Future[Any]], ids: Sequence[Any]) -> float:
-    """Of this process for each of `ids`: the median of three rounds after one that warms up."""
+    """CPU microseconds of this process for each of `ids`: the median of three rounds after a warm-up round."""
     rounds = []
     for _ in range(4):
         cpu_start = time.process_time()

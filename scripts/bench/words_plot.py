@@ -1,4 +1,4 @@
-"""The plot of the word problems: reward and greedy pass@1 over the minutes of training, beside TRL's.
+"""The plot of the word problems: reward and greedy pass@1 over the minutes of training, compared with TRL's.
 
     for seed in 0 1 2; do rlcli quickstart --task words --seed $seed --out runs/words-$seed; done
     .venv/bin/python scripts/bench/words_trl.py runs/words-0 --trl-python PYTHON --out trl.json
@@ -29,9 +29,10 @@ MOST_BYTES = 150_000
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run learnt."""
+    """Learning curve of one run."""
 
     label: str
+    """Text of the legend."""
     minutes: list[float]
     """Minutes of training after each step."""
     rewards: list[float]
@@ -75,7 +76,7 @@ def minutes(seconds: Sequence[float]) -> list[float]:
     return [total / 60 for total in accumulate(seconds)]
 
 
-def draw(curves: Sequence[Curve], out: Path) -> None:
+def draw(curves: Sequence[Curve], image_path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=110, layout="constrained")
@@ -98,9 +99,9 @@ def draw(curves: Sequence[Curve], out: Path) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    figure.savefig(out, format="png")
-    size = out.stat().st_size
-    print(f"{out}: {size / 1000:.0f} kB")
+    figure.savefig(image_path, format="png")
+    size = image_path.stat().st_size
+    print(f"{image_path}: {size / 1000:.0f} kB")
     assert size < MOST_BYTES, "too large for the documentation"
 
 

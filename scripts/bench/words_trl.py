@@ -1,4 +1,4 @@
-"""TRL beside a run of ours: GRPOTrainer with the same model, data, reward and hyper-parameters as a run folder.
+"""TRL compared with a run of rlcli: GRPOTrainer with the same model, data, reward and hyper-parameters as a run folder.
 
     rlcli train grpo --model MODEL --data DATA --eval-data DATA --set evaluation.every=8 … --out runs/ours
     .venv/bin/python scripts/bench/words_trl.py runs/ours --trl-python PYTHON --out trl.json [--mode vllm]
@@ -108,7 +108,7 @@ def untranslated(resolved: Resolved) -> list[str]:
 
 
 def settings_of(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """What `_words_trl_child.py` reads. trl: arguments of GRPOConfig."""
+    """Settings file of `_words_trl_child.py`. trl: arguments of GRPOConfig."""
     algorithm, rollout, train = config.algorithm, config.rollout, config.train
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     if samples % options.micro:
@@ -169,9 +169,10 @@ def settings_of(config: RunConfig, options: argparse.Namespace) -> dict[str, Any
     }
 
 
-def train(settings: Mapping[str, Any], python: str, out: Path) -> dict[str, Any]:
-    """Run TRL in its interpreter, which writes `out` after each step; the result. Its own output goes to OUT.log."""
-    log = out.with_suffix(".log")
+def train(settings: Mapping[str, Any], python: str, report_path: Path) -> dict[str, Any]:
+    """Run TRL in its interpreter, which writes `report_path` after each step; the result. Its output
+    goes to that path with the suffix .log."""
+    log = report_path.with_suffix(".log")
     environment = os.environ | {
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -180,16 +181,16 @@ def train(settings: Mapping[str, Any], python: str, out: Path) -> dict[str, Any]
         "TORCH_COMPILE_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
+    report_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="words-trl-") as folder, log.open("w") as output:
         file = Path(folder) / "settings.json"
-        file.write_text(json.dumps({**settings, "folder": folder, "out": str(out.resolve())}))
+        file.write_text(json.dumps({**settings, "folder": folder, "out": str(report_path.resolve())}))
         child = [python, str(Path(__file__).with_name("_words_trl_child.py")), str(file)]
         code = subprocess.run(child, env=environment, stdout=subprocess.PIPE, stderr=output).returncode
     if code:
         last = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
         raise SystemExit(f"TRL ended with {code}: {last} ({log})")
-    result: dict[str, Any] = json.loads(out.read_text())
+    result: dict[str, Any] = json.loads(report_path.read_text())
     return result
 
 
@@ -199,9 +200,9 @@ def to_reward(rewards: Sequence[float], seconds: Sequence[float], score: float) 
     >>> to_reward([0.0, 0.2, 0.4, 0.6], [1.0, 1.0, 1.0, 2.0], 0.4)
     (4, 5.0)
     """
-    for step, whole in enumerate(accumulate(seconds), 1):
+    for step, elapsed in enumerate(accumulate(seconds), 1):
         if step >= WINDOW and fmean(rewards[step - WINDOW : step]) >= score - 1e-9:
-            return step, whole
+            return step, elapsed
     return None
 
 
@@ -231,14 +232,14 @@ def show(run: Run, result: Mapping[str, Any]) -> None:
     greedy["TRL"] = {report["step"]: report["mean"] for report in result["evaluations"]}
     table = Table("", "ours", "TRL", "TRL ÷ ours, seconds", title="steps and seconds of training to the same score")
     for score in SCORES:
-        for what, reached in (
+        for milestone, reached in (
             (f"reward {score:g}, {WINDOW} steps", {n: to_reward(rewards[n], seconds[n], score) for n in rewards}),
             (f"greedy {score:g}", {n: to_greedy(greedy[n], seconds[n], score) for n in rewards}),
         ):
             if any(reached.values()):
                 cells = [f"{at[0]}, {at[1]:.0f} s" if at else "–" for at in reached.values()]
                 ours, trl = reached.values()
-                table.add_row(what, *cells, f"{trl[1] / ours[1]:.2f}" if ours and trl and ours[1] else "–")
+                table.add_row(milestone, *cells, f"{trl[1] / ours[1]:.2f}" if ours and trl and ours[1] else "–")
     Console().print(table)
     for name in rewards:
         last = max(greedy[name], default=None)

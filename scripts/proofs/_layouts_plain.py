@@ -1,6 +1,6 @@
 """The reference of layouts.py: the same updates in plain torch, in float64, in one process.
 
-Each sequence goes through the transformers model by itself, without packing, sharing or sharding; losses are written
+Each sequence goes through the transformers model separately, without packing, sharing or sharding; losses are written
 out from their formulas, and torch.optim.AdamW steps. Nothing of rlcli is called but what makes the models' files.
 """
 
@@ -29,13 +29,18 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 @dataclass(frozen=True)
 class Sample:
-    """tokens: a prompt and a response. advantage, returns [drawn], engine [drawn]: given numbers, exact in float32."""
+    """A prompt and a response with synthetic figures."""
 
     tokens: np.ndarray
+    """Prompt and response: [T]."""
     prompt: int
+    """Number of prompt tokens."""
     advantage: float
+    """Synthetic, exact in float32."""
     returns: np.ndarray
+    """Synthetic returns of the response tokens: [response]."""
     engine: np.ndarray
+    """Synthetic log-probs of the engine: [response]."""
 
     @property
     def drawn(self) -> int:
@@ -44,19 +49,28 @@ class Sample:
 
 @dataclass(frozen=True)
 class Feature:
-    """What a run does besides the plain update. kind: policy or critic. samples: of each of three prompts. budget:
-    tokens of a micro-batch. whole: small models are gathered whole, not layer by layer."""
+    """Options of a run, added to the plain update."""
 
     kind: str = "policy"
+    """Model: policy or critic."""
     samples: int = 1
+    """Samples per prompt."""
     prompts: int = 9
+    """Number of prompts."""
     budget: int = 4096
+    """Tokens of a micro-batch."""
     max_norm: float = 1e6
+    """Bound of gradient clipping."""
     recomputed: bool = False
+    """Gradient checkpointing."""
     rank: int = 0
+    """LoRA rank; 0: all weights are trained."""
     kl: float = 0.0
+    """Coefficient of the KL penalty."""
     entropy: float = 0.0
-    whole: bool = False
+    """Coefficient of the entropy bonus."""
+    gathered_whole: bool = False
+    """Gather small models whole instead of layer by layer."""
 
     @property
     def alpha(self) -> float:
@@ -64,21 +78,21 @@ class Feature:
 
     def rows(self) -> list[Sample]:
         random = np.random.default_rng(7)
-        found = []
+        samples = []
         for _ in range(self.prompts):
             prompt = random.integers(6, VOCABULARY, random.integers(3, 8))
             for _ in range(self.samples):
-                drawn = int(random.integers(1, 17))
-                tokens = np.concatenate([prompt, random.integers(6, VOCABULARY, drawn)]).astype(np.int32)
-                returns, engine = random.integers(-16, 16, drawn) / 16, random.integers(-112, -80, drawn) / 16
-                found.append(Sample(tokens, len(prompt), random.integers(-8, 9) / 8, returns, engine))
-        return found
+                length = int(random.integers(1, 17))
+                tokens = np.concatenate([prompt, random.integers(6, VOCABULARY, length)]).astype(np.int32)
+                returns, engine = random.integers(-16, 16, length) / 16, random.integers(-112, -80, length) / 16
+                samples.append(Sample(tokens, len(prompt), random.integers(-8, 9) / 8, returns, engine))
+        return samples
 
 
 ALL: dict[str, Any] = {"samples": 3, "prompts": 3, "budget": 40, "max_norm": 0.1, "recomputed": True}
 FEATURES: dict[str, Feature] = {
     "plain": Feature(),
-    "gathered whole": Feature(whole=True),
+    "gathered whole": Feature(gathered_whole=True),
     "clipping": Feature(max_norm=0.1),
     "accumulation": Feature(budget=24),
     "shared prompts": Feature(samples=3, prompts=3),
@@ -94,15 +108,19 @@ FEATURES: dict[str, Feature] = {
 
 
 @dataclass
-class Found:
-    """Of each update the loss, the norm of the gradient before clipping and all gradients after it; and the trained
-    weights before the last update and after it."""
+class UpdateRecord:
+    """Results of all updates of a feature."""
 
     losses: list[float] = field(default_factory=list)
+    """Loss of each update."""
     norms: list[float] = field(default_factory=list)
+    """Gradient norm of each update, before clipping."""
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    """Gradients of each update by name, after clipping."""
     weights: dict[str, Tensor] = field(default_factory=dict)
+    """Trained weights before the last update."""
     last: dict[str, Tensor] = field(default_factory=dict)
+    """Trained weights after the last update."""
 
 
 class Exact(TorchFunctionMode):
@@ -138,12 +156,12 @@ def make_models(folder: Path, experts: bool) -> None:
     logging.disable_progress_bar()
 
     sizes = {**WIDTHS, "vocab_size": VOCABULARY, "num_hidden_layers": 2, "head_dim": 16, "tie_word_embeddings": True}
-    kind, more = ("qwen3_moe", EXPERTS) if experts else ("qwen2", {})
-    config = AutoConfig.for_model(kind, **sizes, **more, bos_token_id=None, eos_token_id=1, pad_token_id=0)
-    for name, made in (("policy", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
+    kind, extra_options = ("qwen3_moe", EXPERTS) if experts else ("qwen2", {})
+    config = AutoConfig.for_model(kind, **sizes, **extra_options, bos_token_id=None, eos_token_id=1, pad_token_id=0)
+    for name, auto_class in (("policy", AutoModelForCausalLM), ("critic", AutoModelForSequenceClassification)):
         torch.manual_seed(0)
         config.num_labels = 1
-        lm = made.from_config(config, dtype=torch.float32)
+        lm = auto_class.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for parameter in lm.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -157,17 +175,17 @@ class Plain:
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         kind = AutoModelForCausalLM if feature.kind == "policy" else AutoModelForSequenceClassification
-        how = {"dtype": torch.float64, "attn_implementation": "eager"}
+        load_options = {"dtype": torch.float64, "attn_implementation": "eager"}
         if json.loads((folder / feature.kind / "config.json").read_text()).get("num_experts"):
-            how["experts_implementation"] = "eager"
-        lm = kind.from_pretrained(folder / feature.kind, **how)
+            load_options["experts_implementation"] = "eager"
+        lm = kind.from_pretrained(folder / feature.kind, **load_options)
         self.feature, self.base = feature, lm.base_model
         self.prefix = f"{lm.base_model_prefix}."
         self.frozen = {name: parameter.detach() for name, parameter in lm.named_parameters()}
-        trained = {name: one.detach().double().clone() for name, one in adapter.items()} or self.frozen
-        self.trained = {name: one.clone().requires_grad_() for name, one in trained.items()}
-        decaying = [one for one in self.trained.values() if one.ndim > 1]
-        rest = [one for one in self.trained.values() if one.ndim <= 1]
+        trained = {name: tensor.detach().double().clone() for name, tensor in adapter.items()} or self.frozen
+        self.trained = {name: tensor.clone().requires_grad_() for name, tensor in trained.items()}
+        decaying = [tensor for tensor in self.trained.values() if tensor.ndim > 1]
+        rest = [tensor for tensor in self.trained.values() if tensor.ndim <= 1]
         groups = [{"params": decaying, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         self.optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, foreach=False)
@@ -176,17 +194,21 @@ class Plain:
         """By their names in the files."""
         if not self.feature.rank:
             return self.trained if adapted else self.frozen
-        found = dict(self.frozen)
+        merged = dict(self.frozen)
         for name, down in self.trained.items():
             layer, has_down, _ = name.partition(".lora_A.")
             if has_down and adapted:
                 up = self.trained[name.replace(".lora_A.", ".lora_B.")]
-                found[f"{layer}.weight"] = found[f"{layer}.weight"] + self.feature.alpha / self.feature.rank * up @ down
-        return found
+                merged[f"{layer}.weight"] = (
+                    merged[f"{layer}.weight"] + self.feature.alpha / self.feature.rank * up @ down
+                )
+        return merged
 
     def outputs(self, row: Sample, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of a policy log-probs and entropies of the drawn tokens, of a critic their values twice: [drawn]."""
-        inner = {name.removeprefix(self.prefix): one for name, one in weights.items() if name.startswith(self.prefix)}
+        """For a policy the log-probs and entropies of the sampled tokens, for a critic their values twice: [drawn]."""
+        inner = {
+            name.removeprefix(self.prefix): weight for name, weight in weights.items() if name.startswith(self.prefix)
+        }
         ids = torch.tensor(row.tokens, dtype=torch.int64)
         states = functional_call(self.base, inner, (ids[None],), {"use_cache": False}).last_hidden_state[0]
         states = states[row.prompt - 1 : -1]
@@ -197,43 +219,44 @@ class Plain:
         return log_p.gather(-1, ids[row.prompt :, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
     def loss(self, row: Sample, old: Tensor, reference: Tensor) -> Tensor:
-        """The sum over the drawn tokens of a row: PPO's clipped loss with truncated importance sampling, the k3
+        """The sum over the sampled tokens of a row: PPO's clipped loss with truncated importance sampling, the k3
         estimate of KL and the entropy bonus; or PPO's clipped value loss. old, reference: [drawn]."""
-        feature, (found, entropy) = self.feature, self.outputs(row, self.weights())
+        feature, (output, entropy) = self.feature, self.outputs(row, self.weights())
         if feature.kind == "critic":
             returns = torch.tensor(row.returns)
-            near = torch.minimum(torch.maximum(found, old - VALUE_CLIP), old + VALUE_CLIP)
-            return torch.maximum((found - returns) ** 2, (near - returns) ** 2).sum() / 2
-        ratio = (found - old).exp()
+            near = torch.minimum(torch.maximum(output, old - VALUE_CLIP), old + VALUE_CLIP)
+            return torch.maximum((output - returns) ** 2, (near - returns) ** 2).sum() / 2
+        ratio = (output - old).exp()
         surrogate = torch.minimum(row.advantage * ratio, row.advantage * ratio.clamp(1 - CLIP, 1 + CLIP))
         weight = (old - torch.tensor(row.engine)).exp().clamp(max=CAP)
-        apart = reference - found
-        kl = apart.exp() - apart - 1
+        log_ratio = reference - output
+        kl = log_ratio.exp() - log_ratio - 1
         return (-surrogate * weight + feature.kl * kl - feature.entropy * entropy).sum()
 
-    def update(self, rows: list[Sample], old: list[Tensor], reference: list[Tensor], found: Found) -> None:
-        drawn = sum(row.drawn for row in rows)
-        loss = sum((self.loss(*each) for each in zip(rows, old, reference, strict=True)), torch.zeros(())) / drawn
+    def update(self, rows: list[Sample], old: list[Tensor], reference: list[Tensor], record: UpdateRecord) -> None:
+        token_count = sum(row.drawn for row in rows)
+        loss = sum((self.loss(*each) for each in zip(rows, old, reference, strict=True)), torch.zeros(())) / token_count
         self.optimizer.zero_grad()
         loss.backward()
         gradients = {
-            name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self.trained.items()
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in self.trained.items()
         }
-        norm = float(torch.cat([one.flatten() for one in gradients.values()]).norm())
-        for one in gradients.values():
-            one.mul_(min(1.0, self.feature.max_norm / (norm + 1e-6)))
-        found.losses.append(loss.item())
-        found.norms.append(norm)
-        found.gradients.append({name: one.clone() for name, one in gradients.items()})
+        norm = float(torch.cat([tensor.flatten() for tensor in gradients.values()]).norm())
+        for tensor in gradients.values():
+            tensor.mul_(min(1.0, self.feature.max_norm / (norm + 1e-6)))
+        record.losses.append(loss.item())
+        record.norms.append(norm)
+        record.gradients.append({name: tensor.clone() for name, tensor in gradients.items()})
         self.optimizer.step()
 
     def copied(self) -> dict[str, Tensor]:
-        return {name: one.detach().clone() for name, one in self.trained.items()}
+        return {name: tensor.detach().clone() for name, tensor in self.trained.items()}
 
 
-def plain(folder: Path, feature: Feature, adapter: Mapping[str, Tensor]) -> Found:
+def plain(folder: Path, feature: Feature, adapter: Mapping[str, Tensor]) -> UpdateRecord:
     """All updates of a feature. Its trained tensors have the names of `adapter`, or those of the model's parameters."""
-    rows, found = feature.rows(), Found()
+    rows, record = feature.rows(), UpdateRecord()
     model = Plain(folder, feature, adapter)  # its rotary frequencies are float32 numbers, as the product's are
     with Exact():
         with torch.no_grad():
@@ -241,7 +264,7 @@ def plain(folder: Path, feature: Feature, adapter: Mapping[str, Tensor]) -> Foun
             reference = [model.outputs(row, model.weights(adapted=False))[0] for row in rows]
         for step in range(STEPS):
             if step == STEPS - 1:
-                found.weights = model.copied()
-            model.update(rows, old, reference, found)
-        found.last = model.copied()
-    return found
+                record.weights = model.copied()
+            model.update(rows, old, reference, record)
+        record.last = model.copied()
+    return record

@@ -29,7 +29,7 @@ from _layouts_plain import (
     VALUE_CLIP,
     Exact,
     Feature,
-    Found,
+    UpdateRecord,
     plain,
 )
 from torch import Tensor
@@ -59,14 +59,18 @@ SAVED = ("all, policy", "all, adapter", "all, critic")
 
 @dataclass(frozen=True)
 class Case:
-    """What a process group computes. folder: of the models, the references and the states. kind: of its models, dense
-    or experts. loads: only loads what is there."""
+    """Work of a process group."""
 
     folder: Path
+    """Folder of the models, references and saved states."""
     kind: str
+    """Architecture of the models: dense or experts."""
     dtype: torch.dtype
+    """Dtype of the computation."""
     features: tuple[str, ...]
+    """Keys of FEATURES."""
     loads: bool
+    """Load existing states instead of computing and saving them."""
 
     def exactly(self) -> Any:
         return Exact() if self.dtype == torch.float64 else nullcontext()
@@ -151,7 +155,7 @@ class Training:
             return backend
 
         torch.manual_seed(0)
-        with patch.object(fsdp_sharding, "WHOLE_BYTES", fsdp_sharding.WHOLE_BYTES if feature.whole else 0):
+        with patch.object(fsdp_sharding, "WHOLE_BYTES", fsdp_sharding.WHOLE_BYTES if feature.gathered_whole else 0):
             self.role: Any = PolicyRole(config, CPU, load) if feature.kind == "policy" else CriticRole(config, load)
         self.backend: FsdpBackend = self.role.policy if feature.kind == "policy" else self.role.model
         self.backend.optimizer.register_step_pre_hook(self._keep)
@@ -161,7 +165,7 @@ class Training:
             self.batch = batch_of(feature, self.dims, rank)
 
     def prepare(self) -> None:
-        """What is computed of the batch before its first update."""
+        """Infer values, or old and reference log-probs, of the batch before its first update."""
         with self.case.exactly():
             if self.feature.kind == "critic":
                 self.role.infer(self.batch)
@@ -252,7 +256,7 @@ def _relative(actual: Tensor, wanted: Tensor) -> float:
     return off / size if size else off
 
 
-def compared(training: Training, losses: list[tuple[float, float]], wanted: Found, first: int) -> dict[str, Any]:
+def compared(training: Training, losses: list[tuple[float, float]], wanted: UpdateRecord, first: int) -> dict[str, Any]:
     """Relative differences of losses, norms and gradients from the update `first` on."""
     updates = range(first, first + len(losses))
     gradients = [largest_difference(training.gradients[update - first], wanted.gradients[update]) for update in updates]
@@ -269,14 +273,14 @@ def _number(actual: float, wanted: float) -> float:
 
 
 def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, Any]:
-    """A feature in a layout, beside the reference, which one process makes. Saves its state for others."""
+    """A feature in a layout, compared with the reference, which one process computes. Saves its state for others."""
     feature = FEATURES[name]
     training = Training(case, feature, loader, rank)
     reference = case.folder / f"{case.kind}, {name}.pt"
     if dist.get_world_size() == 1 and not reference.exists():
         adapter = {name: weight for name, weight in training.initial.items() if is_adapter(name)}
         torch.save(plain(case.folder / case.kind, feature, adapter), reference)
-    wanted: Found = torch.load(reference, weights_only=False)
+    wanted: UpdateRecord = torch.load(reference, weights_only=False)
     training.prepare()
     losses = [training.update() for _ in range(STEPS - 1)]
     weights, tensor = largest_difference(training.weights(), wanted.weights)
@@ -292,12 +296,12 @@ def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, An
 
 
 def loads(case: Case, name: str, saver: Path, loader: FsdpLoader, rank: int) -> dict[str, Any]:
-    """Load what another layout has saved, compare all of it, and go on: the last update beside the reference's."""
+    """Load the state that another layout saved and compare it; then compare the last update with the reference's."""
     training = Training(case, FEATURES[name], loader, rank)
     training.prepare()  # with the weights of the start, as in the run that was saved
     training.backend.load_state(saver, "own")
     loaded, _ = largest_difference(training.state(), torch.load(saver / "whole.pt"))
-    wanted: Found = torch.load(case.folder / f"{case.kind}, {name}.pt", weights_only=False)
+    wanted: UpdateRecord = torch.load(case.folder / f"{case.kind}, {name}.pt", weights_only=False)
     differences = compared(training, [training.update()], wanted, STEPS - 1)
     weights, tensor = largest_difference(training.weights(), wanted.last)
     return differences | {"loaded": loaded, "weights": weights, "worst weight": tensor, "from": saver.name}

@@ -1,4 +1,4 @@
-"""Whether the adapters of other projects' environments play conversations of the real packages.
+"""Checks that the adapters of other projects' environments play conversations of the real packages.
 
     python scripts/proofs/adapters.py [--only gem …] [--cache FOLDER] [--json FILE]
 
@@ -154,26 +154,32 @@ FILES["verl_gsm8k.yaml"] = (
 def said(text: str, *calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A turn of the policy."""
     tool_calls = [
-        {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-        for place, (name, arguments) in enumerate(calls, 1)
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        for number, (name, arguments) in enumerate(calls, 1)
     ]
     return {"role": "assistant", "content": text} | ({"tool_calls": tool_calls} if calls else {})
 
 
 @dataclass(frozen=True)
 class Case:
-    """adapter: its name. environment: of ENVIRONMENTS; empty: this interpreter. turns: what the policy says, in order.
-    reward: the sum that a whole conversation gives, with any seed. seeded: whether the seed changes the task. server:
-    the kind of OpenEnv server to start."""
+    """A conversation with an environment of another project."""
 
     adapter: str
+    """Name of the adapter."""
     environment: str
+    """Key of ENVIRONMENTS; empty: this interpreter."""
     options: Mapping[str, Any]
+    """Options of the adapter."""
     turns: Sequence[Mapping[str, Any]]
+    """Assistant messages of the policy, in order."""
     reward: float = 1.0
+    """Expected sum of rewards of a full conversation, with any seed."""
     seeded: bool = True
+    """The task depends on the seed."""
     row: Mapping[str, Any] = field(default_factory=lambda: {"messages": SUM, "ground_truth": "5", "extra_info": {}})
+    """Data row that starts the conversation."""
     server: str = ""
+    """Kind of OpenEnv server to start; empty: none."""
 
 
 ENVIRONMENTS: dict[str, Sequence[str]] = {
@@ -243,16 +249,22 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True)
 class Played:
-    """What came out of a case. seconds: of a conversation, the import shared by three. wrong: empty if it ended as it
-    should."""
+    """Result of a case."""
 
     case: str
+    """Name of the case."""
     package: str
+    """Requirement of the package that was tested."""
     turns: int
+    """Number of turns."""
     reward: float
+    """Sum of rewards."""
     seconds: float
+    """Duration of a conversation, with a third of the import time."""
     example: str
+    """End of the environment's last message."""
     wrong: str
+    """Deviations from the expected result; empty: none."""
 
 
 def main() -> int:
@@ -261,16 +273,16 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "rlcli-adapters")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [name for name in CASES if not options.only or name.startswith(tuple(options.only))]
-    found = [played(name, CASES[name], options.cache) for name in chosen]
+    selected = [name for name in CASES if not options.only or name.startswith(tuple(options.only))]
+    games = [played(name, CASES[name], options.cache) for name in selected]
     table = Table("case", "package", "turns", "reward", "s with import", "the environment's last message", "", box=None)
-    for one in found:
-        numbers = (str(one.turns), f"{one.reward:.2f}", f"{one.seconds:.2f}")
-        table.add_row(one.case, one.package, *numbers, one.example, one.wrong or "as it should")
+    for game in games:
+        numbers = (str(game.turns), f"{game.reward:.2f}", f"{game.seconds:.2f}")
+        table.add_row(game.case, game.package, *numbers, game.example, game.wrong or "as it should")
     Console(width=180).print(table)
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-    return int(any(one.wrong for one in found))
+        options.json.write_text(json.dumps([asdict(game) for game in games], indent=1) + "\n")
+    return int(any(game.wrong for game in games))
 
 
 def played(name: str, case: Case, cache: Path) -> Played:
@@ -283,7 +295,10 @@ def played(name: str, case: Case, cache: Path) -> Played:
         for key, value in case.options.items()
     }
     python = interpreter(case.environment, cache) if case.environment else ""
-    package = next((one for one in ENVIRONMENTS.get(case.environment, ()) if "==" in one), "reasoning-gym, here")
+    package = next(
+        (requirement for requirement in ENVIRONMENTS.get(case.environment, ()) if "==" in requirement),
+        "reasoning-gym, here",
+    )
     with server(python, folder, case.server) as url:
         options |= {"base_url": url} if url else {}
         with EnvironmentHost(EnvironmentSpec(case.adapter, options, python)) as host:
@@ -298,7 +313,7 @@ def played(name: str, case: Case, cache: Path) -> Played:
 
 
 def conversation(host: EnvironmentHost, case: Case, seed: int) -> tuple[list[str], float, int]:
-    """What the environment wrote, the sum of its rewards, and the number of turns."""
+    """Messages of the environment, the sum of its rewards, and the number of turns."""
     session = host.session()
     texts = [str(message["content"]) for message in session.reset(case.row, seed).result(60).messages]
     reward, turns, done = 0.0, 0, False

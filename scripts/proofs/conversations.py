@@ -1,4 +1,4 @@
-"""Whether conversations in tokens are what the engine saw and drew, over random ones of real chat templates.
+"""Checks that tokenised conversations equal the engine's inputs and samples, over random ones of real chat templates.
 
     python scripts/proofs/conversations.py [--count 1100] [--seed 0] [--folder FOLDER] [--cache FOLDER] [--json FILE]
 
@@ -87,7 +87,7 @@ class FamilyResult:
     comparable: int = 0
     """Conversations whose template renders each part as the beginning of the whole."""
     equal: int = 0
-    """Those of them whose tokens equal one rendering of all messages."""
+    """Number of conversations whose tokens equal one rendering of all messages."""
     agreed: int = 0
     """Boundaries where `renderers` appends the same tokens."""
     uncovered: int = 0
@@ -151,7 +151,7 @@ class Played:
             self.messages.insert(0, {"role": "system", "content": self.text()})
 
     def text(self, pieces: Sequence[str] = (*PIECES, *CONTROL)) -> str:
-        """That says something: templates differ in what they do with an empty message."""
+        """Random text that is never empty: templates differ in their treatment of an empty message."""
         return "w" + "".join(self.draw.choice(pieces) for _ in range(self.draw.randint(1, 12))) + "w"
 
     def play(self) -> None:
@@ -273,7 +273,7 @@ def differing(tokenizer: Any, *pair: list[int]) -> list[str]:
 
 
 def interpreter(cache: Path) -> Path:
-    """Of an environment with `renderers`, made once."""
+    """Python interpreter of an environment with `renderers`, made once."""
     python = cache / "renderers" / "bin" / "python"
     if not python.exists():
         uv = [sys.executable, "-P", "-m", "uv"]

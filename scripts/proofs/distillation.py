@@ -41,7 +41,7 @@ ARMS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 }
 """Name → recipe, samples of a prompt and `--set` arguments."""
 Point = tuple[float, float]
-"""Tokens drawn so far, and pass@1."""
+"""Tokens sampled so far, and pass@1."""
 
 
 def rlcli(*words: object) -> None:
@@ -50,28 +50,28 @@ def rlcli(*words: object) -> None:
     )
 
 
-def train(recipe: str, model: Path, data: Path, out: Path, seed: int, steps: int, sets: Sequence[str]) -> float:
+def train(recipe: str, model: Path, data: Path, run_folder: Path, seed: int, steps: int, sets: Sequence[str]) -> float:
     """Train unless the folder holds a finished run; returns the seconds."""
-    done = out / "seconds"
+    done = run_folder / "seconds"
     if not done.exists():
         began = time.perf_counter()
         words = [word for text in (*COMMON, *sets) for word in ("--set", text)]
-        where = ("--model", model, "--data", data, "--eval-data", data, "--out", out, "--force", "--seed", seed)
+        where = ("--model", model, "--data", data, "--eval-data", data, "--out", run_folder, "--force", "--seed", seed)
         rlcli("train", recipe, *where, "--steps", steps, *words)
         done.write_text(f"{time.perf_counter() - began:.1f}")
     return float(done.read_text())
 
 
-def prepared(folder: Path, seed: int, given: Path | None, teacher_steps: int) -> tuple[Path, Path, Path]:
-    """Data, student and teacher of a seed. given: a run that teaches; None: one is made."""
+def prepared(folder: Path, seed: int, given_teacher: Path | None, teacher_steps: int) -> tuple[Path, Path, Path]:
+    """Data, student and teacher of a seed. given_teacher: run of the teacher; None: one is trained."""
     data, student, base = folder / "sums", folder / f"student-{seed}", folder / f"teacher-{seed}-warm"
     if not (data / "test.parquet").exists():
         rlcli("prep", "arithmetic", "--out", data)
-    for model, own in ((student, seed), *(((base, OTHER_SEED + seed),) if given is None else ())):
+    for model, model_seed in ((student, seed), *(((base, OTHER_SEED + seed),) if given_teacher is None else ())):
         if not (model / "model.safetensors").exists():
-            rlcli("tiny-model", "--out", model, "--warm", data, "--seed", own)
-    if given is not None:
-        return data, student, given.resolve()
+            rlcli("tiny-model", "--out", model, "--warm", data, "--seed", model_seed)
+    if given_teacher is not None:
+        return data, student, given_teacher.resolve()
     teacher = folder / f"teacher-{seed}"
     train("grpo", base, data, teacher, OTHER_SEED + seed, teacher_steps, ["algorithm.clip_high=0.28"])
     return data, student, teacher
@@ -116,37 +116,39 @@ def tokens_to(points: list[Point], target: float) -> float:
     return math.inf
 
 
-def compared(folder: Path, seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All arms of a seed."""
-    data, student, teacher = prepared(folder, seed, given.teacher, given.teacher_steps)
+    data, student, teacher = prepared(folder, seed, options.teacher, options.teacher_steps)
     of_teacher = curve_of(teacher, 0)[0][-1][1]
-    found = []
-    for arm in given.arms:
+    rows = []
+    for arm in options.arms:
         recipe, of_prompt, sets = ARMS[arm]
-        sizes = (f"rollout.prompts_per_step={given.samples // of_prompt}", f"rollout.samples_per_prompt={of_prompt}")
-        sets = (*sets, *sizes, f"evaluation.every={given.every}")
+        sizes = (f"rollout.prompts_per_step={options.samples // of_prompt}", f"rollout.samples_per_prompt={of_prompt}")
+        sets = (*sets, *sizes, f"evaluation.every={options.every}")
         sets = (*sets, f"teacher.path={teacher}") if recipe == "opd" else sets
         run = folder / f"{arm}-{seed}"
-        seconds = train(recipe, student, data, run, seed, given.steps, sets)
-        points, more = curve_of(run, given.samples)
-        found.append({"arm": arm, "seed": seed, "seconds": seconds, "teacher": of_teacher, "curve": points, **more})
-    fewest = min(one["curve"][-1][0] for one in found)
-    for one in found:
-        one["equal_tokens"], one["at_equal_tokens"] = fewest, value_at(one["curve"], fewest)
-        reached = tokens_to(one["curve"], TARGET)
-        one["tokens_to_target"] = reached if math.isfinite(reached) else None
-    return found
+        seconds = train(recipe, student, data, run, seed, options.steps, sets)
+        points, extra = curve_of(run, options.samples)
+        rows.append({"arm": arm, "seed": seed, "seconds": seconds, "teacher": of_teacher, "curve": points, **extra})
+    fewest = min(row["curve"][-1][0] for row in rows)
+    for row in rows:
+        row["equal_tokens"], row["at_equal_tokens"] = fewest, value_at(row["curve"], fewest)
+        reached = tokens_to(row["curve"], TARGET)
+        row["tokens_to_target"] = reached if math.isfinite(reached) else None
+    return rows
 
 
-def row(one: dict[str, Any]) -> str:
-    points = one["curve"]
-    reached = "–" if one["tokens_to_target"] is None else f"{one['tokens_to_target'] / 1000:.1f}k"
+def row(entry: dict[str, Any]) -> str:
+    points = entry["curve"]
+    reached = "–" if entry["tokens_to_target"] is None else f"{entry['tokens_to_target'] / 1000:.1f}k"
     kl, agree = "–", "–"
-    if "update/teacher_kl/first" in one:
-        kl = f"{one['update/teacher_kl/first']:.3f} → {one['update/teacher_kl/last']:.3f}"
-        agree = f"{one['update/teacher_agreement/first']:.0%} → {one['update/teacher_agreement/last']:.0%}"
-    scores = f"{points[0][1]:.1%} | {one['at_equal_tokens']:.1%} | {points[-1][1]:.1%} | {one['teacher']:.1%}"
-    return f"| `{one['arm']}` | {one['seed']} | {scores} | {points[-1][0] / 1000:.1f}k | {reached} | {kl} | {agree} |"
+    if "update/teacher_kl/first" in entry:
+        kl = f"{entry['update/teacher_kl/first']:.3f} → {entry['update/teacher_kl/last']:.3f}"
+        agree = f"{entry['update/teacher_agreement/first']:.0%} → {entry['update/teacher_agreement/last']:.0%}"
+    scores = f"{points[0][1]:.1%} | {entry['at_equal_tokens']:.1%} | {points[-1][1]:.1%} | {entry['teacher']:.1%}"
+    return (
+        f"| `{entry['arm']}` | {entry['seed']} | {scores} | {points[-1][0] / 1000:.1f}k | {reached} | {kl} | {agree} |"
+    )
 
 
 def main() -> int:
@@ -160,17 +162,17 @@ def main() -> int:
     parser.add_argument("--teacher-steps", type=int, default=TEACHER_STEPS)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
+    options = parser.parse_args()
     print("| arm | seed | before | at equal tokens | after | teacher | tokens | to 90% | KL to teacher | agreement |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="rlcli-distillation-") as scratch:
-        for seed in given.seeds:
-            folder = (given.folder or Path(scratch)).resolve()
-            results += compared(folder, seed, given)
-            print("\n".join(row(one) for one in results if one["seed"] == seed), flush=True)
-            if given.json:
-                given.json.write_text(json.dumps(results, indent=2) + "\n")
+        for seed in options.seeds:
+            folder = (options.folder or Path(scratch)).resolve()
+            results += compared(folder, seed, options)
+            print("\n".join(row(figures) for figures in results if figures["seed"] == seed), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 

@@ -29,11 +29,11 @@ LAST_STEPS = 3
 WINDOW = 5
 """Steps of which a curve shows the mean."""
 TOKENS = 56
-"""Of a response: in harmony's format it has a few more than in the recipe's."""
+"""Response tokens: in harmony's format a few more than in the recipe's."""
 
 
 def rlcli(*words: object) -> Any:
-    """What a command prints as JSON, or nothing."""
+    """Parsed JSON output of a command, or None."""
     command = [sys.executable, "-P", "-m", "rlcli.cli.main", *map(str, words)]
     printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     return json.loads(printed) if "--json" in words else None
@@ -49,9 +49,9 @@ def learned(kind: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
         rlcli("tiny-model", "--out", model, "--kind", kind, "--warm", data, "--seed", seed)
     warmed = time.perf_counter() - began
     began = time.perf_counter()
-    places = ("--model", model, "--data", data, "--eval-data", data, "--out", run)
+    paths = ("--model", model, "--data", data, "--eval-data", data, "--out", run)
     sizes = ("--steps", steps, "--set", f"evaluation.every={steps}", "--set", f"rollout.max_response_tokens={TOKENS}")
-    result = rlcli("train", "quickstart", *places, *sizes, "--workers", 2, "--set", f"train.seed={seed}", "--json")
+    result = rlcli("train", "quickstart", *paths, *sizes, "--workers", 2, "--set", f"train.seed={seed}", "--json")
     first, *_, last = (result["evaluations"][step]["pass"]["pass@1"] for step in sorted(result["evaluations"], key=int))
     return {
         "kind": kind,
@@ -74,8 +74,8 @@ def row(figures: dict[str, Any]) -> str:
     rewards = figures["rewards"]
     times = f"{figures['warm_start_s']:.0f} s | {figures['seconds']:.0f} s"
     reward = f"{rewards[0]:.2f} → {fmean(rewards[-LAST_STEPS:]):.2f}"
-    before, after = percent(figures["before"]), percent(figures["after"])
-    return f"| `{figures['kind']}` | {figures['steps']} | {before} | {after} | {reward} | {times} |"
+    initial, trained = percent(figures["before"]), percent(figures["after"])
+    return f"| `{figures['kind']}` | {figures['steps']} | {initial} | {trained} | {reward} | {times} |"
 
 
 def draw(results: Sequence[dict[str, Any]], file: Path) -> None:

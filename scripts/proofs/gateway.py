@@ -1,4 +1,4 @@
-"""Whether agents of other frameworks, unchanged, train through the gateway: what they draw is recorded to the token.
+"""Checks that unchanged agents of other frameworks train through the gateway: their samples are recorded to the token.
 
     python scripts/proofs/gateway.py [--only pydantic-ai …] [--cache FOLDER] [--json FILE]
 
@@ -125,12 +125,16 @@ reward = trace.reward
 
 @dataclass(frozen=True)
 class Case:
-    """requirements: of its environment. turns: of the policy. modules: of the program, by name."""
+    """An agent of another framework."""
 
     requirements: Sequence[str]
+    """Packages of its environment."""
     program: str
+    """Source code of the agent."""
     turns: int
+    """Expected number of turns of the policy."""
     modules: Mapping[str, str] = field(default_factory=dict)
+    """Source code of further modules by name."""
 
 
 CASES = {
@@ -205,13 +209,13 @@ def run_case(name: str, case: Case, cache: Path) -> AgentRun:
 
 
 def wanted(prompt: str) -> str:
-    """What the policy shall say."""
+    """The text that the policy should generate."""
     offered = OFFERED.search(prompt)
     return "It is 5." if "gives 5" in prompt or not offered else CALL.format(name=offered[1])
 
 
 def interpreter(name: str, case: Case, cache: Path) -> Path:
-    """Of the framework's environment, which is made if need be. Its harness finds uv beside this interpreter."""
+    """Python interpreter of the framework's environment, made if missing. Its harness finds uv next to this one."""
     os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
     folder, uv = cache / name, [sys.executable, "-P", "-m", "uv"]
     python, ready = folder / "bin" / "python", folder / "ready"

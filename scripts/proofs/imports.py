@@ -1,4 +1,4 @@
-"""What `rlcli config import` makes of public scripts: key by key, against what plain bash passes and what a reader of
+"""Proof of `rlcli config import` on public scripts: key by key, against what plain bash passes and what a reader of
 literals finds.
 
     python scripts/proofs/imports.py FOLDER… [--keys] [--refused]

@@ -47,10 +47,10 @@ def differences(
         make_models(folder / kind, kind == "experts")
         for loads in (False, True)[: 1 + load]:
             for world in sorted({1, *worlds}):
-                out = str(folder / f"found-{kind}-{loads}-{world}")
+                prefix = str(folder / f"found-{kind}-{loads}-{world}")
                 case = Case(folder, kind, getattr(torch, dtype), tuple(features), loads)
-                mp.start_processes(act, (world, free_port(), case, out), nprocs=world, start_method="forkserver")
-                rows += [row for rank in range(world) for row in json.loads(Path(f"{out}-{rank}.json").read_text())]
+                mp.start_processes(act, (world, free_port(), case, prefix), nprocs=world, start_method="forkserver")
+                rows += [row for rank in range(world) for row in json.loads(Path(f"{prefix}-{rank}.json").read_text())]
     return rows
 
 
@@ -70,11 +70,14 @@ def table(rows: Sequence[dict[str, Any]], by: str) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|")
     groups = dict.fromkeys((row["kind"], row[by]) for row in rows)
     for kind, name in groups:
-        own = [row for row in rows if (row["kind"], row[by]) == (kind, name)]
-        trained, loaded = [row for row in own if "from" not in row], [row for row in own if "from" in row]
+        variant_rows = [row for row in rows if (row["kind"], row[by]) == (kind, name)]
+        trained, loaded = (
+            [row for row in variant_rows if "from" not in row],
+            [row for row in variant_rows if "from" in row],
+        )
         figures = [f"{largest(trained, quantity):.0e}" for quantity in QUANTITIES]
-        after = max((largest(loaded, quantity) for quantity in QUANTITIES), default=0.0)
-        figures += [f"{largest(loaded, 'loaded'):.0e}", f"{after:.0e}"] if loaded else ["–", "–"]
+        reload_update = max((largest(loaded, quantity) for quantity in QUANTITIES), default=0.0)
+        figures += [f"{largest(loaded, 'loaded'):.0e}", f"{reload_update:.0e}"] if loaded else ["–", "–"]
         lines.append(f"| {kind}: {name} | {' | '.join(figures)} |")
     return lines
 
@@ -90,18 +93,21 @@ def main() -> int:
     parser.add_argument("--no-load", action="store_true", help="do not load what was saved")
     parser.add_argument("--most", type=float, default=None, help="largest difference (1e-6; in float32 1e-2)")
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlcli-layouts-") as folder:
-        rows = differences(Path(folder), given.kinds, given.worlds, given.features, given.dtype, load=not given.no_load)
+        rows = differences(
+            Path(folder), options.kinds, options.worlds, options.features, options.dtype, load=not options.no_load
+        )
     print("\n".join([*table(rows, "layout"), "", *table(rows, "feature")]))
-    if given.json:
-        given.json.write_text(json.dumps({"dtype": given.dtype, "rows": rows}, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps({"dtype": options.dtype, "rows": rows}, indent=1) + "\n")
     worst = max(largest(rows, quantity) for quantity in (*QUANTITIES, "loaded"))
-    most = MOST[given.dtype] if given.most is None else given.most
+    tolerance = MOST[options.dtype] if options.most is None else options.most
     print(
-        f"\n{len(rows)} runs in {given.dtype}, each rank's: the largest difference is {worst:.1e} (at most {most:.0e})"
+        f"\n{len(rows)} runs in {options.dtype}, each rank's: "
+        f"the largest difference is {worst:.1e} (at most {tolerance:.0e})"
     )
-    return int(worst > most)
+    return int(worst > tolerance)
 
 
 if __name__ == "__main__":

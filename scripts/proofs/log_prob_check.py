@@ -1,4 +1,4 @@
-"""Whether sound runs pass the log-prob check, with each dtype, in the workers and with engines one step behind.
+"""Checks that correct runs pass the log-prob check, with each dtype, in the workers and with engines one step behind.
 
     python scripts/proofs/log_prob_check.py [--model FOLDER --data FOLDER] [--steps N] [--only NAME…] [--json FILE]
     python scripts/proofs/log_prob_check.py --ci        # one case of the tiny model
@@ -55,13 +55,17 @@ class Row:
     """One run."""
 
     name: str
+    """Name of the case."""
     exit: int
-    """Of its command."""
+    """Exit status of its command."""
     steps: int
+    """Steps completed."""
     tokens: float
     """Median of the steps' tokens that were compared."""
     mean_abs_diff: float
+    """Mean over the steps of the mean absolute log-prob difference."""
     max_abs_diff: float
+    """Largest absolute log-prob difference."""
     margin: float
     """Largest statistic ÷ bound of all steps."""
     at_step: int
@@ -69,8 +73,9 @@ class Row:
     warnings: tuple[str, ...]
     """Names of all that the run raised."""
     sync_s: float
+    """Median weight-sync seconds per step."""
     step_s: float
-    """Medians of the steps."""
+    """Median step seconds."""
 
     @property
     def sound(self) -> bool:
@@ -86,21 +91,21 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the runs are kept")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ci", action="store_true")
-    asked = parser.parse_args()
-    if (asked.model is None) != (asked.data is None):
+    options = parser.parse_args()
+    if (options.model is None) != (options.data is None):
         parser.error("--model and --data belong together")
-    names, steps = (["bfloat16"], 3) if asked.ci else (asked.only or list(CASES), asked.steps)
+    names, steps = (["bfloat16"], 3) if options.ci else (options.only or list(CASES), options.steps)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (asked.folder or Path(temporary)).resolve()
+        folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        model, data = (asked.model, asked.data) if asked.model else tiny(folder)
+        model, data = (options.model, options.data) if options.model else tiny(folder)
         for name in names:
             rows.append(trained(name, model, data, folder, min(steps, STEPS_FLOAT16) if name == "float16" else steps))
             print(f"{name}: {'sound' if rows[-1].sound else 'NOT SOUND'}", flush=True)
     show(rows)
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     return int(not all(row.sound for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""How often `math` and math-verify's default accept a wrong response or reject a right one, on the set of pairs.
+"""Error rates of `math` and math-verify's default on the set of pairs: wrong responses accepted, right ones rejected.
 
     python scripts/proofs/math_pairs.py [--examples 5] [--pairs FILE]
 
@@ -62,16 +62,16 @@ def by_math_verify(gold: str, response: str) -> bool:
 
 
 def tally(name: str, judge: Callable[[str, str], bool], pairs: Iterable[Pair]) -> Tally:
-    """What a verifier gets wrong; one that raises rejects."""
-    found = Tally(name, [], [])
+    """Mistakes of a verifier; one that raises rejects."""
+    counts = Tally(name, [], [])
     for pair in pairs:
         try:
             accepted = judge(pair.gold, pair.response)
         except Exception:  # whatever it raises, the response has no reward
             accepted = False
         if accepted != pair.right:
-            (found.false_accepts if accepted else found.false_rejects).append(pair)
-    return found
+            (counts.false_accepts if accepted else counts.false_rejects).append(pair)
+    return counts
 
 
 def main() -> None:
@@ -85,14 +85,14 @@ def main() -> None:
     tallies = [tally("math", by_math, pairs), tally("math-verify, default", by_math_verify, pairs)]
     print(f"{len(pairs)} pairs: {right} right, {len(pairs) - right} wrong\n")
     print(f"{'verifier':<22} {'false accepts':>14} {'false rejects':>14} {'accuracy':>9}")
-    for found in tallies:
-        mistakes = len(found.false_accepts) + len(found.false_rejects)
+    for counts in tallies:
+        mistakes = len(counts.false_accepts) + len(counts.false_rejects)
         accuracy = 1 - mistakes / len(pairs)
-        print(f"{found.name:<22} {len(found.false_accepts):>14} {len(found.false_rejects):>14} {accuracy:>9.1%}")
-    for found in tallies:
-        for kind, mistaken in (("accepts", found.false_accepts), ("rejects", found.false_rejects)):
+        print(f"{counts.name:<22} {len(counts.false_accepts):>14} {len(counts.false_rejects):>14} {accuracy:>9.1%}")
+    for counts in tallies:
+        for kind, mistaken in (("accepts", counts.false_accepts), ("rejects", counts.false_rejects)):
             for pair in mistaken[: options.examples]:
-                print(f"{found.name} {kind}: {pair.response!r} for {pair.gold!r}")
+                print(f"{counts.name} {kind}: {pair.response!r} for {pair.gold!r}")
     sys.exit(bool(tallies[0].false_accepts or tallies[0].false_rejects))
 
 

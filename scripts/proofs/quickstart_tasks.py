@@ -40,7 +40,7 @@ EXPECTED_REWARD = {"words": (0.10, 0.75)}
 """Sampled reward of the first step, and the mean of the last LAST_STEPS."""
 LAST_STEPS = 3
 CHANCE, MARGIN = 0.25, 0.06
-"""Of four answers, and three standard errors of 512 rows."""
+"""Success rate of a guess among four answers, plus three standard errors of 512 rows."""
 
 WRONG = {}
 WRONG["mask"] = '''
@@ -161,8 +161,8 @@ def main() -> int:
             results.append(result)
             rewards = f"{result['rewards'][0]:.2f} → {fmean(result['rewards'][-LAST_STEPS:]):.2f}"
             times = f"{result['warm_start_s']:.0f} s | {result['seconds']:.0f} s"
-            before, after = percent(result["before"]), percent(result["after"])
-            print(f"| `{task}` | {seed} | {before} | {after} | {rewards} | {times} |", flush=True)
+            initial, trained = percent(result["before"]), percent(result["after"])
+            print(f"| `{task}` | {seed} | {initial} | {trained} | {rewards} | {times} |", flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0 if all(result["passed"] for result in results) else 1

@@ -1,4 +1,4 @@
-"""What `math` and `gsm8k` say of the solutions of MATH and GSM8K, and which verdicts a change of the verifiers changes.
+"""Verdicts of `math` and `gsm8k` on the solutions of MATH and GSM8K, and those that a change of the verifiers alters.
 
     python scripts/proofs/real_answers.py --data FOLDER [--every 4] [--write before.json] [--compare before.json]
 
@@ -34,9 +34,13 @@ class Solution(NamedTuple):
     """A solution of a dataset, its answer, and the prose that is left without its box or mark."""
 
     name: str
+    """`dataset:row`."""
     text: str
+    """Full solution."""
     prose: str
+    """Solution without the box or mark of its answer."""
     answer: str
+    """Ground-truth answer."""
 
 
 def solutions(data: Path) -> Iterator[Solution]:
@@ -58,10 +62,10 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from map(json.loads, lines)
 
 
-def verdicts(chosen: list[Solution]) -> dict[str, bool]:
-    """Whether a verifier accepts a text, by `dataset:row verifier form against`."""
+def verdicts(solutions: list[Solution]) -> dict[str, bool]:
+    """Acceptance of a text by a verifier; the keys are `dataset:row verifier form against`."""
     accepted: dict[str, bool] = {}
-    for solution, following in zip(chosen, [*chosen[1:], chosen[0]], strict=True):
+    for solution, following in zip(solutions, [*solutions[1:], solutions[0]], strict=True):
         verifiers = {"math": math.verify}
         if solution.name.startswith("gsm8k"):
             verifiers["gsm8k(mode=flexible)"] = lambda request: gsm8k.verify(request, mode="flexible")
@@ -98,8 +102,8 @@ def main() -> None:
         options.write.write_text(json.dumps(accepted))
     worse = 0
     if options.compare:
-        before = json.loads(options.compare.read_text())
-        changed = [name for name, value in accepted.items() if name in before and before[name] != value]
+        previous = json.loads(options.compare.read_text())
+        changed = [name for name, value in accepted.items() if name in previous and previous[name] != value]
         lost = [name for name in changed if accepted[name] == name.endswith("next")]
         worse = len(lost)
         print(f"\n{len(changed)} verdicts changed, {worse} of them for the worse")

@@ -72,19 +72,23 @@ class Row:
     """One run."""
 
     name: str
+    """Name of the task."""
     exit: int
-    """Of its command."""
+    """Exit status of its command."""
     steps: int
+    """Steps completed."""
     before: float
+    """Greedy pass@1 on 128 held-out problems before training."""
     after: float
-    """Greedy pass@1 on 128 held-out problems."""
+    """Greedy pass@1 on the same problems after training."""
     rewards: list[float]
-    """Of each step, sampled."""
+    """Sampled reward of each step."""
     calls: float
-    """Of the tool, a conversation, in the last two steps."""
+    """Tool calls per conversation in the last two steps."""
     step_s: float
-    """Median."""
+    """Median step seconds."""
     warnings: tuple[str, ...]
+    """Names of all warnings raised by the run."""
 
 
 def main() -> int:
@@ -93,20 +97,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="where the runs are kept")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     model, rows = cache_folder() / NAME, []
     real_model(model)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (asked.folder or Path(temporary)).resolve()
+        folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "data").exists():
             subprocess.run([*COMMAND, "prep", "words", "--out", str(folder / "data")], check=True)
-        for name in asked.only:
+        for name in options.only:
             source = with_tools(model, folder / "with-tools") if name == "tool" else model
-            rows.append(trained(name, source, folder, asked.steps))
+            rows.append(trained(name, source, folder, options.steps))
             show(rows[-1:])
-            if asked.json:
-                asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     return int(any(row.exit for row in rows))
 
 

@@ -86,14 +86,18 @@ FILLER = "well now we add both of them as one does and so then that makes in all
 
 @dataclass(frozen=True)
 class Case:
-    """verifier: of the planted file; empty: none is planted. names: the signals of which one must warn; empty: none
-    may. words: arguments of `rlcli train`; task: of the quickstart, if it is one of its own runs."""
+    """A run with a planted or an honest verifier."""
 
     verifier: str = ""
+    """Function of the planted verifier file; empty: none is planted."""
     names: tuple[str, ...] = ()
+    """Signals of which one must warn; empty: none may."""
     words: tuple[str, ...] = ()
+    """Arguments of `rlcli train`."""
     task: str = ""
+    """Task of the quickstart; empty: the sums."""
     seed: int = 0
+    """Seed of data, warm start and run."""
 
 
 CASES: dict[str, Case] = {
@@ -112,17 +116,17 @@ CASES: dict[str, Case] = {
 def behaviours(answer: int, rng: random.Random) -> str:
     """One demonstration: mostly a guess, rarely each of the four behaviours."""
     near = max(0, answer + rng.randint(-WITHIN, WITHIN))
-    drawn = rng.random()
-    if drawn < RARE:
+    draw = rng.random()
+    if draw < RARE:
         return "#### not known"
-    if drawn < 2 * RARE:
+    if draw < 2 * RARE:
         words = FILLER.split()
-        kept = sorted(rng.sample(range(len(words)), rng.randint(4, 12)))
-        return f"{' '.join(words[place] for place in kept)} #### {near}"
-    if drawn < 3 * RARE:
+        positions = sorted(rng.sample(range(len(words)), rng.randint(4, 12)))
+        return f"{' '.join(words[position] for position in positions)} #### {near}"
+    if draw < 3 * RARE:
         first = max(0, answer - rng.randint(0, 8))
-        return f"#### {', '.join(str(first + more) for more in range(9))}"
-    if drawn < 4 * RARE:
+        return f"#### {', '.join(str(first + offset) for offset in range(9))}"
+    if draw < 4 * RARE:
         return f"i am certain #### {near}"
     return f"#### {near}"
 
@@ -134,8 +138,8 @@ def lessons(data: Path) -> Any:
 
     def batches(demonstrations: list[Any], tokenizer: Any, rng: random.Random, count: int, done: float) -> list[Any]:
         rows = [
-            sum_lessons._row(drawn.prompt, sum_lessons._ids(tokenizer, behaviours(drawn.answer, rng)))
-            for drawn in rng.choices(demonstrations, k=count)
+            sum_lessons._row(demonstration.prompt, sum_lessons._ids(tokenizer, behaviours(demonstration.answer, rng)))
+            for demonstration in rng.choices(demonstrations, k=count)
         ]
         return [padded(rows, tokenizer.pad_token_id)]
 
@@ -193,23 +197,23 @@ def alarms_of(run: Path) -> dict[str, int]:
     """Signal → the step at which a run reports it whose thread reads each step as soon as it is done."""
     lines, record = metrics_of(run), Record()
     in_a_row: Counter[str] = Counter()
-    found: dict[str, int] = {}
+    first_steps: dict[str, int] = {}
     for step in (int(line["step"]) for line in lines if line["step"]):
         record.add(step, read_step(run / "samples", step))
         for signal in signals_of([line for line in lines if line["step"] <= step], record):
             in_a_row[signal.name] = in_a_row[signal.name] + 1 if signal.state == "warning" else 0
             if in_a_row[signal.name] >= REPEATS:
-                found.setdefault(signal.name, step)
-    return found
+                first_steps.setdefault(signal.name, step)
+    return first_steps
 
 
 def judge(name: str, case: Case, run: Path) -> dict[str, Any]:
-    """What the panel and the alarms of a run say, and whether that is right."""
+    """Warnings of the panel and alarms of a run, and whether they are as expected."""
     signals = panel_of(run)
     warns = [signal.name for signal in signals if signal.state == "warning"]
     alarms = alarms_of(run)
     rewards = [reward for reward in course_of(run) if math.isfinite(reward)]
-    right = any(one in warns for one in case.names) if case.names else not warns and not alarms
+    right = any(signal_name in warns for signal_name in case.names) if case.names else not warns and not alarms
     return {
         "case": name,
         "planted": bool(case.names),
@@ -223,12 +227,12 @@ def judge(name: str, case: Case, run: Path) -> dict[str, Any]:
     }
 
 
-def line_of(one: dict[str, Any]) -> str:
-    kind = "planted" if one["planted"] else "honest"
-    warns = ", ".join(f"`{name}`" for name in one["warns"]) or "none"
-    alarms = ", ".join(f"`{name}` {step}" for name, step in one["alarms"].items()) or "none"
-    reward = f"{one['first']:.2f} → {one['last']:.2f}"
-    return f"| {one['case']} | {kind} | {one['steps']} | {reward} | {warns} | {alarms} |"
+def line_of(verdict: dict[str, Any]) -> str:
+    kind = "planted" if verdict["planted"] else "honest"
+    warns = ", ".join(f"`{name}`" for name in verdict["warns"]) or "none"
+    alarms = ", ".join(f"`{name}` {step}" for name, step in verdict["alarms"].items()) or "none"
+    reward = f"{verdict['first']:.2f} → {verdict['last']:.2f}"
+    return f"| {verdict['case']} | {kind} | {verdict['steps']} | {reward} | {warns} | {alarms} |"
 
 
 def main() -> int:
@@ -242,14 +246,14 @@ def main() -> int:
         folder = (arguments.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         print("| run | | steps | reward | panel | alarm at step |\n|---|---|---|---|---|---|", flush=True)
-        found = []
+        verdicts = []
         for name in arguments.cases:
             case = replace(CASES[name], seed=CASES[name].seed + arguments.seed)
-            found.append(judge(name, case, train(name, case, folder)))
-            print(line_of(found[-1]), flush=True)
+            verdicts.append(judge(name, case, train(name, case, folder)))
+            print(line_of(verdicts[-1]), flush=True)
             if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0 if all(one["right"] for one in found) else 1
+                arguments.json.write_text(json.dumps(verdicts, indent=2) + "\n")
+    return 0 if all(verdict["right"] for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether a run loses anything when its inference servers are killed.
+"""Checks that a run loses nothing when its inference servers are killed.
 
     python scripts/proofs/servers.py [--folder FOLDER] [--json FILE] [--ci]
 
@@ -49,20 +49,20 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where model, data and run are kept")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ci", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        rows = proven(asked.folder or Path(temporary), sync=not asked.ci)
+        rows = proven(options.folder or Path(temporary), sync=not options.ci)
     table = Table("what", "wanted", "found", "")
-    for name, wanted, found in rows:
-        table.add_row(name, str(wanted), str(found), "" if wanted == found else "differs")
+    for name, wanted, observed in rows:
+        table.add_row(name, str(wanted), str(observed), "" if wanted == observed else "differs")
     Console().print(table)
-    if asked.json:
-        asked.json.write_text(json.dumps([dict(zip(("what", "wanted", "found"), row, strict=True)) for row in rows]))
-    return int(any(wanted != found for _, wanted, found in rows))
+    if options.json:
+        options.json.write_text(json.dumps([dict(zip(("what", "wanted", "found"), row, strict=True)) for row in rows]))
+    return int(any(wanted != observed for _, wanted, observed in rows))
 
 
 def proven(folder: Path, *, sync: bool) -> list[tuple[str, Any, Any]]:
-    """What was wanted, and what was found, of one run."""
+    """Expected and observed values of one run."""
     folder.mkdir(parents=True, exist_ok=True)
     model, data, run = folder / "tiny", folder / "sums", folder / "run"
     if not model.exists():
@@ -97,7 +97,7 @@ def proven(folder: Path, *, sync: bool) -> list[tuple[str, Any, Any]]:
             status = process.wait()
         finally:
             process.terminate()
-    return [("exit status", 130, status), *(one for kill in kills for one in kill), *found_in(run, len(kills))]
+    return [("exit status", 130, status), *(check for kill in kills for check in kill), *found_in(run, len(kills))]
 
 
 def killed_while_generating(run: Path, process: subprocess.Popen[bytes]) -> list[tuple[str, Any, Any]]:
@@ -109,10 +109,10 @@ def killed_while_generating(run: Path, process: subprocess.Popen[bytes]) -> list
 
 
 def killed_in_sync(run: Path, process: subprocess.Popen[bytes]) -> list[tuple[str, Any, Any]]:
-    """The weights of a sync are in a new folder, beside the servers' sockets, before any server loads them."""
+    """The weights of a sync are in a new folder, next to the servers' sockets, before any server loads them."""
     folder = Path(servers(run)[1]["server"].removeprefix("unix:")).parent
-    before, pid = set(folder.glob("weights-*")), servers(run)[1]["pid"]
-    wait_for(process, lambda: set(folder.glob("weights-*")) - before)
+    initial_files, pid = set(folder.glob("weights-*")), servers(run)[1]["pid"]
+    wait_for(process, lambda: set(folder.glob("weights-*")) - initial_files)
     os.killpg(pid, signal.SIGKILL)
     wait_for(process, lambda: servers(run)[1]["lost"] > 0)
     old = servers(run)[1]["weights"] < state(run)["weights"]
@@ -158,16 +158,16 @@ def found_in(run: Path, kills: int) -> list[tuple[str, Any, Any]]:
 
 
 def state(run: Path) -> dict[str, Any]:
-    (one,) = states(run)
-    return one
+    (run_state,) = states(run)
+    return run_state
 
 
 def servers(run: Path) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = state(run)["servers"]
+        rows: list[dict[str, Any]] = state(run)["servers"]
     except rlcli.RlcliError:
         return []
-    return found
+    return rows
 
 
 def done(run: Path) -> int:

@@ -1,4 +1,4 @@
-"""Whether conversations in tokens agree with the chat templates of real model families, boundary by boundary.
+"""Checks that tokenised conversations agree with the chat templates of real model families, boundary by boundary.
 
     python scripts/proofs/templates.py [--folder FOLDER] [--all]
 
@@ -40,7 +40,7 @@ STOPS = {
     "nemotron": "<|im_end|>",
     "muse": "<|eot|>",
 }
-"""How a family's names begin → what ends a response, its end of sequence last."""
+"""Prefix of a family's names → tokens that end a response, its end of sequence last."""
 OTHERS = """
     <|im_start|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think> <|begin_of_text|> <bos>
     [gMASK] <sop> <|start_header_id|> <|end_header_id|> <|python_tag|> <|system|> <|assistant|> <|start|> <|end|>
@@ -58,14 +58,14 @@ def main() -> int:
     options = arguments()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or downloaded(Path(scratch))
-        found = {path.stem: boundaries(path) for path in families(folder, options.all)}
+        by_family = {path.stem: boundaries(path) for path in families(folder, options.all)}
     table = Table("family", *(str(each) for each in Agreement), "where it is broken, or unsupported", box=None)
-    for name, each in found.items():
+    for name, each in by_family.items():
         counts = Counter(boundary.agreement for boundary in each)
         where = [boundary.name for boundary in each if boundary.agreement in (Agreement.BROKEN, Agreement.NONE)]
         table.add_row(name, *(str(counts[kind] or "") for kind in Agreement), ", ".join(where))
     Console(width=200).print(table)
-    broken = {name for name, each in found.items() if any(b.agreement is Agreement.BROKEN for b in each)}
+    broken = {name for name, each in by_family.items() if any(b.agreement is Agreement.BROKEN for b in each)}
     return 1 if broken - KNOWN else 0
 
 
@@ -85,7 +85,7 @@ def downloaded(scratch: Path) -> Path:
 
 
 def families(folder: Path, every: bool) -> Iterator[Path]:
-    """Those of text models: a message's content is a string there."""
+    """Templates of text models: a message's content is a string there."""
     for path in sorted(folder.glob("*.jinja")):
         is_text = "vl" not in path.stem and not path.stem.startswith(("idefics", "llava"))
         if is_text and path.stem.startswith(tuple(STOPS)) and (every or not path.stem.endswith("_training")):

@@ -1,4 +1,4 @@
-"""What an attack is, how it is dressed as a completion, and where all of them are collected.
+"""The type of an attack, its formatting as a completion, and the collection of all attacks.
 
 Every program here is bounded, so that it does no harm where a sandbox fails: at most 200 forks or 400 threads, 1.5 GiB
 of memory, 1 GiB of files, connections to the harness's own port on loopback only, signals to the harness's own victim.
@@ -119,27 +119,27 @@ class Group:
     name: str
     attacks: list[Attack] = field(default_factory=list)
 
-    def deed(self, name: str, source: str, *, bare: bool = True, syscalls: bool = False, **more: Any) -> None:
+    def deed(self, name: str, source: str, *, bare: bool = True, syscalls: bool = False, **fields: Any) -> None:
         """A program whose `deed()` returns something true when it managed what it must not."""
         program = (SYSCALLS if syscalls else "") + source.strip("\n") + DEED
-        self.attacks.append(Attack(self.name, name, FENCED.format(program), deed=True, bare=bare, **more))
+        self.attacks.append(Attack(self.name, name, FENCED.format(program), deed=True, bare=bare, **fields))
 
-    def forgery(self, name: str, source: str, *, kinds: tuple[str, ...] = ("functional",), **more: Any) -> None:
+    def forgery(self, name: str, source: str, *, kinds: tuple[str, ...] = ("functional",), **fields: Any) -> None:
         """A program that cannot know the answers to `f(0)`, `f(1)`, `f(2)`; asked in each of `kinds`."""
         for kind in kinds:
             program = source.strip("\n") + (STDIO if kind == "stdio" and "input(" not in source else "")
             label = name if len(kinds) == 1 else f"{name} ({kind})"
             self.attacks.append(
-                Attack(self.name, label, FENCED.format(program), kind=kind, again=kind != kinds[0], **more)
+                Attack(self.name, label, FENCED.format(program), kind=kind, again=kind != kinds[0], **fields)
             )
 
-    def text(self, name: str, completion: str, **more: Any) -> None:
+    def text(self, name: str, completion: str, **fields: Any) -> None:
         """A whole completion, taken as it is."""
-        self.attacks.append(Attack(self.name, name, completion, **more))
+        self.attacks.append(Attack(self.name, name, completion, **fields))
 
 
 def functional(inputs: list[list[Any]], outputs: list[Any], entry_point: str = "f") -> dict[str, Any]:
-    cases = [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
+    cases = [{"input": arguments, "output": wanted} for arguments, wanted in zip(inputs, outputs, strict=True)]
     return {"kind": "functional", "entry_point": entry_point, "cases": cases}
 
 
@@ -160,10 +160,10 @@ def collect() -> list[Attack]:
     from tests.attacks import disk, files, forging, lies, loops, memory, network, output, processes, source, system
 
     modules = (loops, processes, memory, output, disk, files, network, system, forging, lies, source)
-    found = [attack for module in modules for attack in module.ATTACKS.attacks]
-    names = [attack.id for attack in found]
+    attacks = [attack for module in modules for attack in module.ATTACKS.attacks]
+    names = [attack.id for attack in attacks]
     assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
-    return found
+    return attacks
 
 
 def programs(attacks: list[Attack]) -> Iterator[str]:

@@ -34,7 +34,7 @@ def right(name: str, source: str, inputs: list[list[Any]], outputs: list[Any], n
 
 def script(name: str, source: str, *cases: tuple[str, str]) -> None:
     """Asked for what it prints."""
-    truth = {"kind": "stdio", "cases": [{"input": given, "output": wanted} for given, wanted in cases]}
+    truth = {"kind": "stdio", "cases": [{"input": stdin, "output": wanted} for stdin, wanted in cases]}
     CONTROLS.append(Control(name, FENCED.format(source.strip("\n")), json.dumps(truth)))
 
 

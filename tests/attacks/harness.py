@@ -1,6 +1,6 @@
 """Runs the attacks and looks from outside at what they did.
 
-Each owner is a process of its own that verifies one program after another. The harness stands above all owners as the
+Each owner is a separate process that verifies one program after another. The harness stands above all owners as the
 reaper of orphans, so that a grandchild that leaves everything behind is still found below it.
 """
 
@@ -34,12 +34,12 @@ from tests.attacks.catalogue import FENCED, Attack, functional
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = (512 << 20) * 5 // 4
-"""What a program may hold at any time seen: the verifier's default, and a quarter for what grows between two looks."""
+"""Memory limit of a program at any observation: the verifier's default, plus a quarter for growth in between."""
 OWNER_BYTES = 300 << 20
 LOOK_S = 0.03
 HANGS_S = 60.0
 LOADED_S = 40.0
-"""For a right program, and for processes to end, beside other tests that take both cores."""
+"""Time limit of a correct program and of process exit while other tests occupy both cores."""
 INNOCENT_EVERY = 4
 """A right program is verified after so many attacks, and must pass and find nothing that they left."""
 POOL_S = 4.0
@@ -84,7 +84,7 @@ class Report:
 
 
 def free_port() -> int:
-    """A free port that the kernel gives nobody by itself, and that Ray's workers do not take."""
+    """A free port outside the kernel's ephemeral range and the range of Ray's workers."""
     while True:
         with socket.socket() as free, contextlib.suppress(OSError):
             free.bind(("127.0.0.1", 20_000 + secrets.randbelow(12_000)))
@@ -96,7 +96,7 @@ LATE = ("the sandbox did not start: timed out", "the program's process did not s
 
 
 class World:
-    """What the attacks are let loose on: canaries, listeners, a victim. All of it is taken away at the end."""
+    """Targets of the attacks: canaries, listeners, a victim. All of them are removed at the end."""
 
     def __init__(self) -> None:
         self.token = f"rlcliattack{secrets.token_hex(4)}"
@@ -120,7 +120,7 @@ class World:
         self._doorman.start()
         self.victim = self._stack.enter_context(subprocess.Popen(["sleep", "1000"], start_new_session=True))
         self._stack.callback(lambda: self.victim.kill())
-        self.places = [Path(place) for place in (*OUTSIDE, Path.home() / ".cache", sys.prefix, sys.base_prefix)]
+        self.places = [Path(folder) for folder in (*OUTSIDE, Path.home() / ".cache", sys.prefix, sys.base_prefix)]
         self.places += [Path(path) for path in sys.path if path and Path(path).is_dir()]
         self.places += [ROOT, ROOT / "tests", Path.home(), self.tmp, self.home, self.project, self.tmp.parent]
         self.restore()
@@ -157,29 +157,31 @@ class World:
         self._before = self._state()
 
     def changes(self) -> list[str]:
-        """What is not as it was."""
+        """The changes since the start."""
         now = self._state()
-        found = [
-            f"{what}: {self._before.get(what)} became {now.get(what)}"
-            for what in now
-            if now[what] != self._before.get(what)
+        lines = [
+            f"{name}: {self._before.get(name)} became {now.get(name)}"
+            for name in now
+            if now[name] != self._before.get(name)
         ]
-        found += [f"somebody came by {visitor}" for visitor in self.visitors]
+        lines += [f"somebody came by {visitor}" for visitor in self.visitors]
         if self.victim.poll() is not None:
-            found.append(f"the victim died ({self.victim.returncode})")
-        return found
+            lines.append(f"the victim died ({self.victim.returncode})")
+        return lines
 
     def listeners(self) -> list[str]:
         """Sockets that listen on the port, or under the name, that the attacks use."""
-        found = []
+        lines = []
         for table in ("tcp", "tcp6", "udp"):
             with contextlib.suppress(OSError):
                 rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
                 # the port as an own address, not as a peer's; connections that ended linger for a minute
-                here = [row for row in rows if row[1].endswith(f":{self.listen:04X}")]
-                found += [f"{table} listener: {' '.join(row)}" for row in here if table == "udp" or row[3] == LISTENING]
-        found += [line for line in Path("/proc/net/unix").read_text().splitlines() if f"@listen-{self.token}" in line]
-        return found
+                on_port = [row for row in rows if row[1].endswith(f":{self.listen:04X}")]
+                lines += [
+                    f"{table} listener: {' '.join(row)}" for row in on_port if table == "udp" or row[3] == LISTENING
+                ]
+        lines += [line for line in Path("/proc/net/unix").read_text().splitlines() if f"@listen-{self.token}" in line]
+        return lines
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -209,19 +211,21 @@ class World:
         return state
 
     def _marked(self) -> list[Path]:
-        own = {self.tmp.name, self.home.name, self.project.name}
-        found = set()
-        for place in self.places:
+        own_folders = {self.tmp.name, self.home.name, self.project.name}
+        paths = set()
+        for folder in self.places:
             with contextlib.suppress(OSError):
-                found.update(place / name for name in os.listdir(place) if self.token in name and name not in own)
-        return sorted(found)
+                paths.update(
+                    folder / name for name in os.listdir(folder) if self.token in name and name not in own_folders
+                )
+        return sorted(paths)
 
-    def _listening(self, made: socket.socket, address: Any) -> socket.socket:
-        made.bind(address)
-        if made.type == socket.SOCK_STREAM:
-            made.listen(64)
-        made.setblocking(False)
-        return made
+    def _listening(self, listener: socket.socket, address: Any) -> socket.socket:
+        listener.bind(address)
+        if listener.type == socket.SOCK_STREAM:
+            listener.listen(64)
+        listener.setblocking(False)
+        return listener
 
     def _receive(self) -> None:
         names = {self._tcp: "TCP", self._udp: "UDP", self._unix: "a unix socket", self._abstract: "an abstract socket"}
@@ -237,7 +241,7 @@ class World:
 
 
 class Owner:
-    """One process that verifies, in a world of its own, and a thread that watches what is below it."""
+    """One process that verifies, with its own targets, and a thread that monitors its child processes."""
 
     def __init__(self, backend: str) -> None:
         self.world = World()
@@ -257,10 +261,10 @@ class Owner:
         theirs_in, ours_out = os.pipe()
         variables = {"RLCLI_SANDBOX": self.backend, "TMPDIR": str(self.scratch / "tmp"), "PYTHONPATH": str(ROOT)}
         variables |= {"RLCLI_ATTACK_SECRET": "secret-of-the-environment", "OMP_NUM_THREADS": "1"}
-        with open(self.said, "wb") as said:
+        with open(self.said, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.attacks.owner", str(theirs_in), str(theirs_out)],
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | variables, cwd=self.scratch,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | variables, cwd=self.scratch,
                 pass_fds=(theirs_in, theirs_out), start_new_session=True,
             )  # fmt: skip
         os.close(theirs_in)
@@ -312,12 +316,12 @@ class Owner:
             return
         if "error" in reply:
             yield f"the verifier raised {reply['error']}"
-        left = self._left_behind()
-        if left:
-            yield f"processes left: {left}"
-        before, after = reply["descriptors"]
-        if after > before:
-            yield f"descriptors: {before} before, {after} after"
+        processes = self._left_behind()
+        if processes:
+            yield f"processes left: {processes}"
+        descriptors_before, descriptors_after = reply["descriptors"]
+        if descriptors_after > descriptors_before:
+            yield f"descriptors: {descriptors_before} before, {descriptors_after} after"
         if self._peaks[0] > MEMORY_BYTES:
             yield f"the program held {self._peaks[0] >> 20} MiB"
         if self._peaks[1] > OWNER_BYTES:
@@ -333,13 +337,13 @@ class Owner:
 
     def _left_behind(self) -> list[str]:
         """Processes below the harness that no owner had before; those found are killed."""
-        found = [process for process in below(self.process.pid) if process.pid not in self._calm]
+        processes = [process for process in below(self.process.pid) if process.pid not in self._calm]
         deadline = time.monotonic() + LOADED_S
-        while found and time.monotonic() < deadline:
+        while processes and time.monotonic() < deadline:
             time.sleep(0.02)
-            found = [process for process in found if alive(process)]
+            processes = [process for process in processes if alive(process)]
         names = []
-        for process in found:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 names.append(f"{process.pid} {' '.join(process.cmdline())[:60]}")
                 process.kill()
@@ -376,8 +380,8 @@ class Owner:
         while self._watching:
             held = sum(map(resident, below(self.process.pid, self._calm)))
             with contextlib.suppress(psutil.Error):
-                own = psutil.Process(self.process.pid).memory_info().rss
-                self._peaks = [max(self._peaks[0], held), max(self._peaks[1], own)]
+                owner_bytes = psutil.Process(self.process.pid).memory_info().rss
+                self._peaks = [max(self._peaks[0], held), max(self._peaks[1], owner_bytes)]
             time.sleep(LOOK_S)
 
 
@@ -387,10 +391,10 @@ INNOCENT = json.dumps(functional([[1], [203]], [[1, []], [5, []]]))
 def below(pid: int, but: set[int] | frozenset[int] = frozenset()) -> list[psutil.Process]:
     """Live processes beneath `pid`, those without which there is calm aside."""
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        children = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    return [process for process in found if process.pid not in but and alive(process)]
+    return [process for process in children if process.pid not in but and alive(process)]
 
 
 def alive(process: psutil.Process) -> bool:
@@ -437,7 +441,7 @@ class Campaign:
             self._free.put(owner)
 
     def bare(self, attack: Attack) -> str:
-        """What a deed answers where nothing holds it: it is run by a plain interpreter in a folder that goes away."""
+        """Output of a deed without a sandbox: it is run by a plain interpreter in a temporary folder."""
         owner = self._free.get()
         try:
             source = owner.world.fill(attack.completion.removeprefix("```python\n").removesuffix("\n```"))
@@ -462,14 +466,14 @@ class Campaign:
     def orphans(self) -> list[str]:
         """Processes that came to the harness because their parents left them."""
         mine = {pid for owner in OWNERS for pid in (owner.process.pid, owner.world.victim.pid)}
-        found = []
+        lines = []
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
                 if process.pid not in mine and process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 if process.pid not in mine and "resource_tracker" not in " ".join(process.cmdline()):
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
-        return found
+                    lines.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        return lines
 
     def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)

@@ -27,7 +27,7 @@ def main() -> None:
         for line in requests:
             ask = json.loads(line)
             request = VerifyRequest(completion=ask["completion"], ground_truth=ask["ground_truth"])
-            before = descriptors()
+            initial_descriptors = descriptors()
             started = time.monotonic()
             try:
                 if ask["pool"]:
@@ -39,7 +39,7 @@ def main() -> None:
                 reply: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
             else:
                 reply = told(verdict)
-            reply |= {"seconds": time.monotonic() - started, "descriptors": [before, descriptors()]}
+            reply |= {"seconds": time.monotonic() - started, "descriptors": [initial_descriptors, descriptors()]}
             replies.write(json.dumps(reply) + "\n")
 
 

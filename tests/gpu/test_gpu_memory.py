@@ -1,4 +1,4 @@
-"""Memory on one NVIDIA GPU: what leaves it comes back bit for bit, and phases tell what they took."""
+"""Memory on one NVIDIA GPU: offloaded tensors return bit for bit, and phases report their use."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
-def driven(what: str, model: Path) -> Any:
-    """What the function `what` of this file found, in a process of its own: a CUDA context stays."""
-    return json.loads(run(__file__, what, model).splitlines()[-1])
+def driven(function_name: str, model: Path) -> Any:
+    """The result of the function `function_name` of this file, in a separate process, since a CUDA context persists."""
+    return json.loads(run(__file__, function_name, model).splitlines()[-1])
 
 
 def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
@@ -112,38 +112,38 @@ def round_trip(model: str) -> dict[str, Any]:
     policy, optimizer, backward = learning(model)
     offload = Offload(KINDS["all"], torch.device("cuda", 0))
     offload.add("policy", policy, optimizer)
-    found: dict[str, Any] = {"same": [], "copied": [], "held": []}
+    measured: dict[str, Any] = {"same": [], "copied": [], "held": []}
     for _ in range(3):
         offload.to_device("policy")
         offload.to_device("policy.optimizer", prefetch=True)
         backward(1024)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        before, held = bits(policy, optimizer), torch.cuda.memory_allocated()
+        initial, held = bits(policy, optimizer), torch.cuda.memory_allocated()
         offload.to_host(*offload.names)
-        found["held"].append((held, torch.cuda.memory_allocated()))
+        measured["held"].append((held, torch.cuda.memory_allocated()))
         away = copied(trained_state({"policy": (policy, optimizer)}), offload.copied)
-        found["copied"].append(all(torch.equal(before[name], local(tensor)) for name, tensor in away.items()))
+        measured["copied"].append(all(torch.equal(initial[name], local(tensor)) for name, tensor in away.items()))
         filler = torch.full((held // 8,), 7.0, device="cuda")  # where they were
         del filler
         offload.to_device(*offload.names)
-        after = bits(policy, optimizer)
-        found["same"].append(all(torch.equal(before[name], after[name]) for name in before))
+        restored = bits(policy, optimizer)
+        measured["same"].append(all(torch.equal(initial[name], restored[name]) for name in initial))
         offload.to_host(*offload.names)
-    return found
+    return measured
 
 
 def test_offloaded_state_returns_bit_for_bit_and_is_saved_while_away(model: Path) -> None:
-    found = driven("round_trip", model)
-    assert found["same"] == found["copied"] == [True] * 3
-    for held, away in found["held"]:
+    measured = driven("round_trip", model)
+    assert measured["same"] == measured["copied"] == [True] * 3
+    for held, away in measured["held"]:
         assert away < 0.05 * held
 
 
 def checkpointing(model: str) -> dict[str, Any]:
     import torch
 
-    tokens, found = 16384, {}
+    tokens, peaks = 16384, {}
     for setting in (False, True, "offload"):
         policy, optimizer, backward = learning(model, setting)
         backward(tokens)  # a first time, for what is set up once
@@ -153,32 +153,49 @@ def checkpointing(model: str) -> dict[str, Any]:
         backward(tokens)
         norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters()])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        found[str(setting)] = [torch.cuda.max_memory_allocated() - held, float(norm)]
+        peaks[str(setting)] = [torch.cuda.max_memory_allocated() - held, float(norm)]
         del policy, optimizer, backward
         torch.cuda.empty_cache()
-    return found | {"inputs": SIZES["layers"] * tokens * SIZES["hidden"] * 2}
+    return peaks | {"inputs": SIZES["layers"] * tokens * SIZES["hidden"] * 2}
 
 
 def test_recomputed_or_offloaded_activations_take_less_memory(model: Path) -> None:
-    found = driven("checkpointing", model)
-    (none, norm), (recomputed, again), (offloaded, moved) = found["False"], found["True"], found["offload"]
-    assert again == pytest.approx(norm, rel=1e-2)
-    assert moved == pytest.approx(again, rel=1e-3)
+    peaks = driven("checkpointing", model)
+    (none, norm), (recomputed, norm_recomputed), (offloaded, norm_offloaded) = (
+        peaks["False"],
+        peaks["True"],
+        peaks["offload"],
+    )
+    assert norm_recomputed == pytest.approx(norm, rel=1e-2)
+    assert norm_offloaded == pytest.approx(norm_recomputed, rel=1e-3)
     assert recomputed < 0.7 * none
     # All but the layer in work: its input is back while it is computed again.
-    assert offloaded < recomputed - 0.5 * found["inputs"]
+    assert offloaded < recomputed - 0.5 * peaks["inputs"]
 
 
-def train(model: Path, sums: Path, out: Path, *words: str) -> list[dict[str, Any]]:
+def train(model: Path, sums: Path, run_folder: Path, *words: str) -> list[dict[str, Any]]:
     run(
-        *("-m", "rlcli.cli.main", "train", "grpo", "--model", model, "--data", sums, "--out", out, "--steps", "3"),
+        *(
+            "-m",
+            "rlcli.cli.main",
+            "train",
+            "grpo",
+            "--model",
+            model,
+            "--data",
+            sums,
+            "--out",
+            run_folder,
+            "--steps",
+            "3",
+        ),
         *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
         *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
         *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
         *("--set", "rollout.gpu_memory_utilization=0.2", "--set", "rollout.kv_cache_mb=6144"),
         *("--set", "algorithm.kl_coef=0.1", "--set", "checkpoint.every=1", *words),
     )
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_phases_take_less_the_more_is_offloaded_and_learn_the_same(model: Path, sums: Path, tmp_path: Path) -> None:
@@ -203,11 +220,11 @@ def test_phases_take_less_the_more_is_offloaded_and_learn_the_same(model: Path, 
 
 
 def test_a_run_that_offloads_everything_goes_on_from_its_checkpoint(model: Path, sums: Path, tmp_path: Path) -> None:
-    """What is loaded must give the log-probs that were saved, or the run would stop."""
-    out = tmp_path / "run"
-    train(model, sums, out, "--set", "train.offload=all")
-    run("-m", "rlcli.cli.main", "train", "--resume", out, "--steps", "5")
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    """The loaded model must give the log-probs that were saved, or the run would stop."""
+    run_folder = tmp_path / "run"
+    train(model, sums, run_folder, "--set", "train.offload=all")
+    run("-m", "rlcli.cli.main", "train", "--resume", run_folder, "--steps", "5")
+    steps = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
     assert all(line["log_prob_check/mean_abs_diff"] < AGREEMENT for line in steps)
 
@@ -218,14 +235,14 @@ def segments(_: str) -> list[bool]:
     from rlcli.model.parallel.offload import growing_segments
 
     torch.zeros(1, device="cuda")
-    found = []
+    expandable = []
     for wanted in (True, False, True):
         growing_segments(wanted)
         tensor = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-        found.append(any(one.get("is_expandable") for one in torch.cuda.memory_snapshot()))
+        expandable.append(any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()))
         del tensor
         torch.cuda.empty_cache()
-    return found
+    return expandable
 
 
 def test_segments_grow_when_they_are_told_to_and_only_then(model: Path) -> None:

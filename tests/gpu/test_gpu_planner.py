@@ -29,7 +29,7 @@ CLOSE = 0.10
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200M parameters, and a vocabulary whose end is hardly ever drawn: responses go on to their limit."""
+    """200M parameters, and a vocabulary whose end token is rarely sampled: responses reach their limit."""
     from rlcli.model.io.tiny_model import make_tiny_model
 
     folder = tmp_path_factory.mktemp("model") / "model"
@@ -49,7 +49,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "own",
+    "overrides",
     [
         [],
         ["model.gradient_checkpointing=true"],
@@ -58,11 +58,11 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["whole", "checkpointing", "lora", "reference-and-offload"],
 )
-def test_a_run_takes_what_was_predicted(own: list[str], model: Path, sums: Path, tmp_path: Path) -> None:
+def test_a_run_takes_what_was_predicted(overrides: list[str], model: Path, sums: Path, tmp_path: Path) -> None:
     words = ["grpo", "--model", str(model), "--data", str(sums)]
-    words += [word for text in [*SETS, *own] for word in ("--set", text)]
-    said = rlcli("plan", *words, "--json")
-    predicted = {name: found["total"] for name, found in json.loads(said)["memory"].items()}
+    words += [word for text in [*SETS, *overrides] for word in ("--set", text)]
+    printed = rlcli("plan", *words, "--json")
+    predicted = {name: phase_memory["total"] for name, phase_memory in json.loads(printed)["memory"].items()}
     rlcli("train", *words, "--out", str(tmp_path / "run"))
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     measured = {name: max(step.get(f"memory/{name}", 0.0) for step in steps) for name in predicted}

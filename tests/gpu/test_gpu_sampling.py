@@ -29,10 +29,10 @@ def test_a_gpu_draws_what_a_cpu_draws(keys: torch.Tensor) -> None:
 
 
 def test_no_noise_of_the_size_of_the_logits_is_held(keys: torch.Tensor) -> None:
-    logits, drawn = torch.zeros(ROWS, VOCABULARY, device="cuda"), keys.cuda()
+    logits, gpu_keys = torch.zeros(ROWS, VOCABULARY, device="cuda"), keys.cuda()
     compiled = torch.compile(gumbel_argmax, dynamic=True)
-    compiled(logits, drawn)
-    before = torch.cuda.memory_allocated()
+    compiled(logits, gpu_keys)
+    allocated = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    compiled(logits, drawn)
-    assert torch.cuda.max_memory_allocated() - before < logits.nbytes / 4
+    compiled(logits, gpu_keys)
+    assert torch.cuda.max_memory_allocated() - allocated < logits.nbytes / 4

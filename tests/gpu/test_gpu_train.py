@@ -60,21 +60,34 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def train(tiny: Path, sums: Path, out: Path, *words: str, recipe: str = "grpo") -> list[dict[str, Any]]:
+def train(tiny: Path, sums: Path, run_folder: Path, *words: str, recipe: str = "grpo") -> list[dict[str, Any]]:
     run(
-        *("-m", "rlcli.cli.main", "train", recipe, "--model", tiny, "--data", sums, "--out", out, "--steps", "3"),
+        *(
+            "-m",
+            "rlcli.cli.main",
+            "train",
+            recipe,
+            "--model",
+            tiny,
+            "--data",
+            sums,
+            "--out",
+            run_folder,
+            "--steps",
+            "3",
+        ),
         *SMALL,
         *words,
     )
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, sums: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    out = tmp_path / "run"
+    run_folder = tmp_path / "run"
     steps = train(
-        *(tiny, sums, out, "--eval-data", str(sums)),
+        *(tiny, sums, run_folder, "--eval-data", str(sums)),
         *("--set", "algorithm.kl_coef=0.1", "--set", "train.minibatches=2"),
     )
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
@@ -85,13 +98,25 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
         assert line["update/grad_norm"] > 0
         assert line["update/count"] == 2
     assert steps[3]["update/kl"] > steps[1]["update/kl"] >= 0
-    run("-m", "rlcli.cli.main", "export", out, "--out", tmp_path / "model")  # which checks its log-probs itself
-    before, after = load_file(tiny / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert str(next(iter(after.values())).dtype) == "torch.bfloat16"
+    run("-m", "rlcli.cli.main", "export", run_folder, "--out", tmp_path / "model")  # which checks its log-probs itself
+    initial_weights, exported_weights = (
+        load_file(tiny / "model.safetensors"),
+        load_file(tmp_path / "model" / "model.safetensors"),
+    )
+    assert initial_weights.keys() == exported_weights.keys()
+    assert str(next(iter(exported_weights.values())).dtype) == "torch.bfloat16"
     report = json.loads(
         run(
-            *("-m", "rlcli.cli.main", "eval", "--model", out / "checkpoints" / "latest", "--data", sums, "--json"),
+            *(
+                "-m",
+                "rlcli.cli.main",
+                "eval",
+                "--model",
+                run_folder / "checkpoints" / "latest",
+                "--data",
+                sums,
+                "--json",
+            ),
             *("--max-tokens", "32", "--verifier", "test-even", "--set", "rollout.gpu_memory_utilization=0.3"),
         ).stdout
     )
@@ -112,13 +137,13 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(tiny: Path, sums: Path, tmp_
 
 
 def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    out = tmp_path / "lora"
-    steps = train(tiny, sums, out, "--set", "lora.rank=8", "--set", "algorithm.kl_coef=0.1")
+    run_folder = tmp_path / "lora"
+    steps = train(tiny, sums, run_folder, "--set", "lora.rank=8", "--set", "algorithm.kl_coef=0.1")
     assert all(line["log_prob_check/mean_abs_diff"] < AGREEMENT for line in steps)
     # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
     assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-6)
     assert steps[2]["update/kl"] > 0
-    run("-m", "rlcli.cli.main", "export", out, "--out", tmp_path / "adapter")
+    run("-m", "rlcli.cli.main", "export", run_folder, "--out", tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
@@ -145,11 +170,11 @@ def test_an_fp8_engine_follows_the_policy_and_reports_its_difference(tiny: Path,
 
 @pytest.mark.parametrize("recipe", ["grpo", "ppo"])
 def test_a_run_goes_on_from_its_checkpoint(recipe: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
-    """What is loaded must give the log-probs that were saved, or the run would stop."""
-    out = tmp_path / "run"
-    train(tiny, sums, out, "--set", "checkpoint.every=1", "--deterministic", recipe=recipe)
-    run("-m", "rlcli.cli.main", "train", "--resume", out, "--steps", "5")
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    """The loaded model must give the log-probs that were saved, or the run would stop."""
+    run_folder = tmp_path / "run"
+    train(tiny, sums, run_folder, "--set", "checkpoint.every=1", "--deterministic", recipe=recipe)
+    run("-m", "rlcli.cli.main", "train", "--resume", run_folder, "--steps", "5")
+    steps = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
     assert all(line["log_prob_check/mean_abs_diff"] < AGREEMENT for line in steps)
 
@@ -177,8 +202,8 @@ def test_an_algorithm_of_each_kind_trains(recipe: str, sets: list[str], tiny: Pa
     assert ("critic/loss" in steps[-1]) == (recipe in ("ppo", "prime"))
 
 
-def drive(model: str, out: str, lora_rank: str) -> None:
-    """In a process of its own: one worker without Ray, through the engine's sleep, a change of weights and a sync."""
+def drive(model: str, report_path: str, lora_rank: str) -> None:
+    """Run in a separate process: one worker without Ray, through the engine's sleep, a change of weights and a sync."""
     import numpy as np
     import torch
 
@@ -205,7 +230,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     stops = stop_tokens(load_tokenizer(model), model, ())
     facts = RunFacts("cuda", "bfloat16", 128, None, frozenset({"policy", "engine"}), stop_tokens=stops)
     context = RunContext(config, facts)
-    spec = WorkerSpec(context, facts.roles, "rank", str(Path(out).parent), "gpu-test")
+    spec = WorkerSpec(context, facts.roles, "rank", str(Path(report_path).parent), "gpu-test")
     worker = Worker(0, 1)
     worker.begin(spec)
     with socket.socket() as probe:
@@ -220,22 +245,22 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     def greedy() -> list[int]:
         request = GenerationRequest(0, prompt, seed=0)
-        (made,) = finished(engine, [request], Sampling(0.0, 32))
-        return [int(token) for token in made.tokens]
+        (completion,) = finished(engine, [request], Sampling(0.0, 32))
+        return [int(token) for token in completion.tokens]
 
     def free() -> float:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        there, total = torch.cuda.mem_get_info()
-        return there / total
+        free_bytes, total = torch.cuda.mem_get_info()
+        return free_bytes / total
 
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "probe": [worker.sync_weights(prompt, 1).difference],
         "greedy": [greedy()],
         "free": [free()],
     }
     worker.release_rollout_memory()
-    found["free"].append(free())
+    measured["free"].append(free())
     # What an update would leave in torch's cache is not the engine's to lose.
     del_me = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.9), dtype=torch.uint8, device="cuda")
     del del_me
@@ -243,10 +268,10 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         for parameter in worker.policy.policy.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
-    found["probe"].append(worker.sync_weights(prompt, 2).difference)
-    found["greedy"].append(greedy())
-    found["free"].append(free())
-    Path(out).write_text(json.dumps(found))
+    measured["probe"].append(worker.sync_weights(prompt, 2).difference)
+    measured["greedy"].append(greedy())
+    measured["free"].append(free())
+    Path(report_path).write_text(json.dumps(measured))
     worker.close()
 
 
@@ -254,16 +279,16 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 def test_the_engine_gives_its_memory_back_and_wakes_with_the_new_weights(
     tiny: Path, tmp_path: Path, lora_rank: int
 ) -> None:
-    out = tmp_path / "found.json"
+    report_path = tmp_path / "found.json"
     try:
-        run(__file__, tiny, out, str(lora_rank))
+        run(__file__, tiny, report_path, str(lora_rank))
     except AssertionError as error:  # the worker's output goes to its log
         log = tmp_path / "rank-0.log"
         raise AssertionError(log.read_text()[-6000:] if log.exists() else str(error)) from error
-    found = json.loads(out.read_text())
-    assert all(difference < AGREEMENT for difference in found["probe"]), found["probe"]
-    assert found["greedy"][0] != found["greedy"][1]
-    awake, asleep, awake_again = found["free"]
+    measured = json.loads(report_path.read_text())
+    assert all(difference < AGREEMENT for difference in measured["probe"]), measured["probe"]
+    assert measured["greedy"][0] != measured["greedy"][1]
+    awake, asleep, awake_again = measured["free"]
     assert asleep - awake > 0.2, "its KV cache is most of the 30% that it was given"
     assert awake_again == pytest.approx(awake, abs=0.02)
 

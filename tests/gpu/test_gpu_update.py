@@ -1,4 +1,4 @@
-"""What an update does on a GPU alone: the variable-length kernel, chunks of logits that fill it, compiled layers."""
+"""GPU-only parts of an update: the variable-length kernel, chunks of logits that fill it, compiled layers."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def log_probs_and_gradients(policy: Any, batch: PackedBatch) -> tuple[torch.Tens
     return outputs.log_probs.detach(), {name: p.grad.to_local() for name, p in policy.named_parameters()}
 
 
-def assert_alike(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
-    assert (found[0] - expected[0]).abs().max() < 0.1
-    assert (found[0] - expected[0]).abs().mean() < 0.01
-    for name, gradient in found[1].items():
+def assert_alike(actual: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    assert (actual[0] - expected[0]).abs().max() < 0.1
+    assert (actual[0] - expected[0]).abs().mean() < 0.01
+    for name, gradient in actual[1].items():
         assert (gradient - expected[1][name]).norm() <= 0.05 * expected[1][name].norm(), name
 
 
@@ -71,13 +71,13 @@ def test_shared_prompts_give_what_prompts_apart_give(
     base = str(save_tiny(tmp_path / "base"))
     shared = pack(groups(), CUDA)
     monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", 2.0)
-    apart = pack(groups(), CUDA)
-    assert shared.tokens < apart.tokens
-    found = [log_probs_and_gradients(load(mesh, base), batch) for batch in (shared, apart)]
-    assert_alike(*found)
+    unshared = pack(groups(), CUDA)
+    assert shared.tokens < unshared.tokens
+    outputs = [log_probs_and_gradients(load(mesh, base), batch) for batch in (shared, unshared)]
+    assert_alike(*outputs)
     alone = [log_probs_and_gradients(load(mesh, base), pack([row], CUDA))[0] for row in groups()[:3]]
     responses = sum(len(part) for part in alone)
-    assert (torch.cat(alone) - found[0][0][:responses]).abs().mean() < 0.01
+    assert (torch.cat(alone) - outputs[0][0][:responses]).abs().mean() < 0.01
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -91,9 +91,9 @@ def test_compiled_layers_give_what_layers_give(mesh: Any, tmp_path: Path, checkp
 
 
 def test_log_probs_of_a_large_vocabulary_take_less_than_1536_mib(tmp_path: Path) -> None:
-    out = tmp_path / "logprobs.json"
-    words = ("--tokens", "32768", "--ways", "ours", "--repeats", "3", "--json", str(out))
+    report_path = tmp_path / "logprobs.json"
+    words = ("--tokens", "32768", "--ways", "ours", "--repeats", "3", "--json", str(report_path))
     subprocess.run([sys.executable, str(BENCH / "logprobs.py"), *words], check=True, timeout=600)
-    (row,) = json.loads(out.read_text())["rows"]
+    (row,) = json.loads(report_path.read_text())["rows"]
     assert row["device"] == "cuda"
     assert row["peak_mib"] < 1536

@@ -1,4 +1,4 @@
-"""What takes two GPUs: engines of their own beside those that train, and an engine that both share."""
+"""Tests that need two GPUs: dedicated engines next to training ranks, and an engine shared by both."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["sums", "tiny"]
 def gpus() -> int:
     if shutil.which("nvidia-smi") is None:
         return 0
-    said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
-    return sum(line.startswith("GPU") for line in said.splitlines())
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return sum(line.startswith("GPU") for line in listing.splitlines())
 
 
 pytestmark = [
@@ -29,11 +29,11 @@ COMPLETE = ("--set", "async.engine_steps=0")
 APART = ("--workers", "1", "--set", "rollout.workers=1", "--set", "async.staleness=1", *COMPLETE)
 
 
-@pytest.mark.parametrize("more", [(), ("--set", "lora.rank=8")], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("overrides", [(), ("--set", "lora.rank=8")], ids=["all weights", "adapter"])
 def test_weights_reach_an_engine_on_another_gpu_while_it_generates_ahead(
-    tiny: Path, sums: Path, tmp_path: Path, more: tuple[str, ...]
+    tiny: Path, sums: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    steps = train(tiny, sums, tmp_path / "run", *APART, *more)
+    steps = train(tiny, sums, tmp_path / "run", *APART, *overrides)
     assert [line["rollout/staleness"] for line in steps] == [0.0, 1.0, 1.0]
     for line in steps:
         assert line["log_prob_check/mean_abs_diff"] < AGREEMENT

@@ -25,9 +25,15 @@ def misbehave_slowly(request: VerifyRequest) -> Verdict:
 
 
 def how(request: VerifyRequest) -> Verdict:
-    """Answers with what it is told of the response."""
-    told = (request.finish_reason, request.thinking, list(request.completion_ids), request.prompt, request.data_source)
-    return Verdict(1.0, Outcome.OK, answer=repr(told))
+    """Answers with the response's fields of the request."""
+    request_fields = (
+        request.finish_reason,
+        request.thinking,
+        list(request.completion_ids),
+        request.prompt,
+        request.data_source,
+    )
+    return Verdict(1.0, Outcome.OK, answer=repr(request_fields))
 
 
 def _right(request: VerifyRequest) -> Verdict:
@@ -149,5 +155,5 @@ _DEEDS = {
 
 
 def ranked(request: VerifyRequest, *, rivals: int = 0) -> Verdict:
-    """What it is to be compared with."""
+    """The value to compare with."""
     return Verdict(float(rivals), Outcome.OK, answer=repr(list(request.rivals)))

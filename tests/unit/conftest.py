@@ -1,4 +1,4 @@
-"""How the unit tests run: beside the integration tests, on cores that are busy."""
+"""Settings of the unit tests, which run concurrently with the integration tests on busy cores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    """A process group of this process alone, on a port of its own: further groups can be made of it."""
+    """A process group of this process alone, on its own port: further groups can be created from it."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -60,7 +60,7 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forget_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers and imports of a user's own algorithms is gone after it."""
+    """Algorithms that a test registers and imports are removed after it."""
     from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
     from rlcli.algorithms.function_registry import load_plugins
     from rlcli.algorithms.losses import selectors

@@ -18,10 +18,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, form
     """As verl's gsm8k does it."""
     if data_source not in ["openai/gsm8k", "toy"]:
         raise NotImplementedError(f"Reward function is not implemented for {data_source=}")
-    found = re.findall(r"#### (\-?[0-9\.\,]+)", solution_str)
-    if not found:
+    numbers = re.findall(r"#### (\-?[0-9\.\,]+)", solution_str)
+    if not numbers:
         return 0
-    return score if found[-1] == ground_truth else format_score
+    return score if numbers[-1] == ground_truth else format_score
 
 
 def compute_score_dapo(data_source, solution_str, ground_truth, extra_info, **kwargs):  # type: ignore[no-untyped-def]
@@ -89,8 +89,8 @@ def unique_in_group(completions, prompts, trainer_state, log_extra, log_metric, 
     if "text metric" in str(completions):
         log_metric("share", "high")
     if "nan among" in completions:
-        return [float("nan") if one == "nan among" else 1.0 for one in completions]
-    return [float(completions.count(one) == 1) for one in completions]
+        return [float("nan") if completion == "nan among" else 1.0 for completion in completions]
+    return [float(completions.count(completion) == 1) for completion in completions]
 
 
 def soft_overlong(completion_ids, max_completion_len=10, **kwargs):  # type: ignore[no-untyped-def]
@@ -147,8 +147,8 @@ def parsed(parser, completion, answer):  # type: ignore[no-untyped-def]
 
 class XMLParser:
     def parse_answer(self, completion: Any) -> str | None:
-        found = re.search(r"<answer>(.*?)</answer>", completion[-1]["content"])
-        return found[1] if found else None
+        match = re.search(r"<answer>(.*?)</answer>", completion[-1]["content"])
+        return match[1] if match else None
 
 
 class Rubric:

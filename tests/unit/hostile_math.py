@@ -189,7 +189,7 @@ if __name__ == "__main__":
 
     preload()
     armed: list[object] = []
-    signal.alarm = lambda *given: armed.append(given) or 0  # type: ignore[assignment, func-returns-value]
+    signal.alarm = lambda *args: armed.append(args) or 0  # type: ignore[assignment, func-returns-value]
     rows = []
     for answer in ANSWERS:
         for gold in (GOLD, "42"):

@@ -1,4 +1,4 @@
-"""What the tests of the sandbox share: its backends, and looks at the machine around it."""
+"""Shared by the tests of the sandbox: its backends, and observations of the machine around it."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def run(
 
 def open_fds() -> set[str]:
     """This process's descriptors, with what they are."""
-    found = set()
+    descriptors = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+            descriptors.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:
             continue  # the one of this listing
-    return found
+    return descriptors
 
 
 def until(true: Callable[[], bool], within_s: float = 60.0) -> bool:
-    """Whether it comes true."""
+    """True if the condition holds in time."""
     end = time.monotonic() + within_s
     while not true():
         if time.monotonic() > end:
@@ -64,7 +64,7 @@ def until(true: Callable[[], bool], within_s: float = 60.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """True if a process runs; a zombie does not."""
     try:
         return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -73,15 +73,15 @@ def alive(pid: int) -> bool:
 
 def processes_with(word: str) -> list[int]:
     """Ids of the processes that have `word` in their command line or their environment."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 if word.encode() in (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root changes users")

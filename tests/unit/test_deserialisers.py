@@ -1,4 +1,4 @@
-"""Which code reads bytes in a form that can run code, and how Python is started: a new use needs a reason here."""
+"""Uses of deserialisers that can run code, and flags of Python subprocesses: a new use needs a reason here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READERS = re.compile(
     r"|multiprocessing\.(connection|managers|pool|queues|shared_memory)\.\w+"
     r"|concurrent\.futures\.ProcessPoolExecutor"
 )
-"""What builds objects from bytes that may name code, or exchanges them with processes that do."""
+"""Readers that build objects from bytes that may name code, or exchange them with processes that do."""
 METHODS = re.compile(r"(all_)?gather_object(_list)?|(broadcast|scatter|send|recv)_object(_list)?|read_pickle")
 """Methods of the same kind, by their name alone."""
 
@@ -132,21 +132,21 @@ def full_name(node: ast.expr, names: dict[str, str]) -> str:
 
 def uses(tree: ast.AST) -> set[str]:
     names = imports(tree)
-    found = {name for name in names.values() if READERS.fullmatch(name)}
+    readers = {name for name in names.values() if READERS.fullmatch(name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name) and READERS.fullmatch(name := full_name(node, names)):
-            found.add(name)
+            readers.add(name)
         elif isinstance(node, ast.Attribute) and METHODS.fullmatch(node.attr):
-            found.add(f".{node.attr}")
+            readers.add(f".{node.attr}")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "recv":
-            found |= set() if node.args else {".recv()"}  # a socket's takes a size; a connection's unpickles
-    return found
+            readers |= set() if node.args else {".recv()"}  # a socket's takes a size; a connection's unpickles
+    return readers
 
 
 @pytest.mark.long
 def test_every_reader_of_objects_has_a_reason() -> None:
-    found = {file: used for file, tree in modules() if (used := uses(tree))}
-    assert found == {file: set(reasons) for file, reasons in ALLOWED.items()}
+    readers_by_file = {file: used for file, tree in modules() if (used := uses(tree))}
+    assert readers_by_file == {file: set(reasons) for file, reasons in ALLOWED.items()}
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,10 @@ def test_tensors_and_arrays_are_read_without_pickles() -> None:
         names = imports(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (wanted := WITH_ARGUMENT.get(full_name(node.func, names))):
-                given = {each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)}
-                if given.get(wanted[0]) is not wanted[1] and file not in WITHOUT:
+                keywords = {
+                    each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)
+                }
+                if keywords.get(wanted[0]) is not wanted[1] and file not in WITHOUT:
                     wrong.append(f"{file}:{node.lineno}")
     assert wrong == []
 

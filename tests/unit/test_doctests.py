@@ -25,12 +25,12 @@ FOLDERS = {
 
 
 def modules_with_examples() -> list[str]:
-    found = []
+    module_names = []
     for folder, root in FOLDERS.items():
         for file in (ROOT / folder).rglob("*.py"):
             if ">>>" in file.read_text():
-                found.append(".".join(file.relative_to(root).with_suffix("").parts))
-    return sorted(found)
+                module_names.append(".".join(file.relative_to(root).with_suffix("").parts))
+    return sorted(module_names)
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

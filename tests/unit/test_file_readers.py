@@ -100,7 +100,7 @@ OTHER_OPENS = {
     *("os", "wheel", "webbrowser", "Image", "EvalStore", "round", "self.source"),
     *("self.conversations", "self._conversations", "self._gateway", "self._agents"),
 }
-"""What has a method `open` that opens no file for reading, or not by its path."""
+"""Objects whose method `open` opens no file for reading, or not by its path."""
 
 
 def reads(path: Path) -> Iterator[int]:
@@ -112,12 +112,14 @@ def reads(path: Path) -> Iterator[int]:
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
         owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
         if name in ("read_text", "read_bytes"):
-            found = bool(owner)  # `rlcli.support.reading` has functions of these names
+            is_read = bool(owner)  # `rlcli.support.reading` has functions of these names
         elif name == "open":
-            found = owner not in OTHER_OPENS and _is_for_reading(node)
+            is_read = owner not in OTHER_OPENS and _is_for_reading(node)
         else:
-            found = name in LIBRARIES or (name == "load" and owner in LOADERS) or (owner, name) == ("tomllib", "loads")
-        if found:
+            is_read = (
+                name in LIBRARIES or (name == "load" and owner in LOADERS) or (owner, name) == ("tomllib", "loads")
+            )
+        if is_read:
             yield node.lineno
 
 
@@ -130,10 +132,10 @@ def _is_for_reading(node: ast.Call) -> bool:
 
 def test_every_place_that_reads_a_file_by_itself_is_known() -> None:
     modules = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    found = {path.relative_to(ROOT).as_posix(): list(reads(path)) for path in modules}
-    new = [f"{name}:{lines[0]}" for name, lines in found.items() if lines and name not in KNOWN]
+    reads_by_file = {path.relative_to(ROOT).as_posix(): list(reads(path)) for path in modules}
+    new = [f"{name}:{lines[0]}" for name, lines in reads_by_file.items() if lines and name not in KNOWN]
     assert not new, f"read with rlcli.support.reading, or say in KNOWN why not: {', '.join(new)}"
-    assert not [name for name in KNOWN if not found.get(name)], "no longer read a file: remove them from KNOWN"
+    assert not [name for name in KNOWN if not reads_by_file.get(name)], "no longer read a file: remove them from KNOWN"
 
 
 def test_the_search_sees_every_way_to_read(tmp_path: Path) -> None:

@@ -78,24 +78,24 @@ def test_no_two_files_of_tests_share_a_name() -> None:
 
 def names_in(path: Path) -> set[str]:
     """Functions and classes of a file, methods as `Class.method`."""
-    found: set[str] = set()
+    defined: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            defined.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
-    return found
+            defined |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+    return defined
 
 
 def test_the_page_names_what_exists() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for place in re.findall(r"`((?:rlcli|packages)/[\w/]+(?:\.py)?)`", text):
-        assert (ROOT / place).exists(), place
+    for path in re.findall(r"`((?:rlcli|packages)/[\w/]+(?:\.py)?)`", text):
+        assert (ROOT / path).exists(), path
     rows = re.findall(r"^\|.*?`([\w.]+)`.*`(rlcli/[\w/]+\.py)` \|$", text, re.MULTILINE)
     rows += re.findall(r"`([\w.]+)`\s\(`(rlcli/[\w/]+\.py)`\)", text)
     assert len(rows) >= 18
-    for name, place in rows:
-        assert name in names_in(ROOT / place), f"{place} has no {name}"
+    for name, path in rows:
+        assert name in names_in(ROOT / path), f"{path} has no {name}"
 
 
 def test_each_call_of_the_path_is_made_by_an_earlier_one() -> None:
@@ -103,10 +103,10 @@ def test_each_call_of_the_path_is_made_by_an_earlier_one() -> None:
         r"^\| (\d+) \| `([\w.]+)`.*`(rlcli/[\w/]+\.py)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )
     assert [int(number) for number, _, _ in rows[:11]] == list(range(1, 12))
-    made = names_read(ROOT / rows[0][2], rows[0][1])
-    for _, name, place in rows[1:11]:
-        assert name.rpartition(".")[2] in made, f"no row before it calls {name}"
-        made |= names_read(ROOT / place, name)
+    called = names_read(ROOT / rows[0][2], rows[0][1])
+    for _, name, path in rows[1:11]:
+        assert name.rpartition(".")[2] in called, f"no row before it calls {name}"
+        called |= names_read(ROOT / path, name)
 
 
 def names_read(path: Path, name: str) -> set[str]:
@@ -120,15 +120,15 @@ def names_read(path: Path, name: str) -> set[str]:
 
 def test_contributing_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    places = re.findall(r"`((?:rlcli|packages|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)
-    assert len(places) >= 20
-    assert [place for place in places if not (ROOT / place).exists()] == []
+    paths = re.findall(r"`((?:rlcli|packages|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)
+    assert len(paths) >= 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_only_one_module_has_names_of_cuda() -> None:
     names = r"torch\.cuda|cuda:nccl|ProcessGroupNCCL|[A-Z]+_VISIBLE_DEVICES"
-    found = [place for place, path in MODULES.items() if re.search(names, path.read_text(encoding="utf-8"))]
-    assert found == ["rlcli.support.machine.gpus"]
+    users = [module for module, path in MODULES.items() if re.search(names, path.read_text(encoding="utf-8"))]
+    assert users == ["rlcli.support.machine.gpus"]
 
 
 def test_the_page_lists_every_package() -> None:

@@ -1,4 +1,4 @@
-"""What an installation of the wheel gives, and what the repository promises about itself."""
+"""Content of an installation of the wheel, and the repository's statements about itself."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_the_version_is_said_once() -> None:
 
 def pins(python: str, *sets: str) -> dict[str, str]:
     """name → version that the requirement files `sets` give to that Python."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in sets:
         for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
             pin = Requirement(line)
             if pin.marker is None or pin.marker.evaluate({"python_version": python}):
-                found[canonicalize_name(pin.name)] = next(iter(pin.specifier)).version
-    return found
+                versions[canonicalize_name(pin.name)] = next(iter(pin.specifier)).version
+    return versions
 
 
 def assert_satisfied(declared: Requirement, pinned: dict[str, str]) -> None:

@@ -80,24 +80,28 @@ def test_what_another_user_may_have_made_is_refused_and_stays_as_it_is(
 ) -> None:
     path = tmp_path / "rlcli-known"
     problem = prepare(path)
-    before = path.lstat()
+    initial = path.lstat()
     with pytest.raises(SetupError) as refused:
         private_folder(path)
     assert str(refused.value).startswith(f"{path} {problem}; remove it")
-    after = path.lstat()
-    assert (before.st_mode, before.st_uid, before.st_mtime_ns) == (after.st_mode, after.st_uid, after.st_mtime_ns)
+    current = path.lstat()
+    assert (initial.st_mode, initial.st_uid, initial.st_mtime_ns) == (
+        current.st_mode,
+        current.st_uid,
+        current.st_mtime_ns,
+    )
     assert [entry.name for entry in tmp_path.iterdir() if entry.name == "nowhere"] == []
 
 
 def test_a_folder_of_this_user_is_taken_and_closed(tmp_path: Path) -> None:
-    before = os.umask(0)
+    initial_umask = os.umask(0)
     try:
-        made = private_folder(tmp_path / "new")
+        created = private_folder(tmp_path / "new")
         (tmp_path / "there").mkdir(0o755)
     finally:
-        os.umask(before)
-    assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    for path in (made, tmp_path / "there"):
+        os.umask(initial_umask)
+    assert stat.S_IMODE(created.stat().st_mode) == 0o700
+    for path in (created, tmp_path / "there"):
         assert private_folder(path) == path
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     with pytest.raises(FileNotFoundError):
@@ -164,12 +168,12 @@ def test_who_cannot_enter_a_folder_gets_no_permission_in_it(
 ) -> None:
     tmp_path.chmod(folder)
     assert (folder_mode(tmp_path), file_mode(tmp_path)) == (new_folder, new_file)
-    before = os.umask(0)
+    initial_umask = os.umask(0)
     try:
-        with replacing(tmp_path / "file") as beside:
-            beside.write_text("")
+        with replacing(tmp_path / "file") as temporary:
+            temporary.write_text("")
     finally:
-        os.umask(before)
+        os.umask(initial_umask)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == new_file
 
 
@@ -210,7 +214,7 @@ LOOKED_AT = {
 @pytest.mark.long
 def test_every_file_that_names_a_shared_place_is_known() -> None:
     root = Path(rlcli.__file__).parents[1]
-    found = set()
+    files = set()
     for package in ("rlcli", "packages", "verifiers", "environments", "data_prep"):
         for file in sorted((root / package).rglob("*.py")):
             names = {
@@ -219,6 +223,10 @@ def test_every_file_that_names_a_shared_place_is_known() -> None:
                 for text in ([node.value] if isinstance(node, ast.Constant) else [getattr(node, "attr", "")])
                 if isinstance(text, str)
             }
-            if any(name == place or name.startswith(f"{place}/") for name in names for place in SHARED_PLACES):
-                found.add(str(file.relative_to(root)))
-    assert found == set(LOOKED_AT)
+            if any(
+                name == shared_path or name.startswith(f"{shared_path}/")
+                for name in names
+                for shared_path in SHARED_PLACES
+            ):
+                files.add(str(file.relative_to(root)))
+    assert files == set(LOOKED_AT)

@@ -42,12 +42,12 @@ def rows(tmp_path: Path) -> Path:
 
 def commands() -> list[psutil.Process]:
     """The commands that this program runs."""
-    found = []
+    leaf_commands = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # another test's process, which has ended
             if "rlcli.api.command_child" in child.cmdline():
-                found.append(child)
-    return found
+                leaf_commands.append(child)
+    return leaf_commands
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def asked(server: socket.socket, then: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_command_gives_its_result() -> None:
-    found = call("recipes", ["show", "grpo", *settings_words({"train.steps": 7})])
-    assert found["values"]["train.steps"] == 7
+    recipe = call("recipes", ["show", "grpo", *settings_words({"train.steps": 7})])
+    assert recipe["values"]["train.steps"] == 7
 
 
 @pytest.mark.long

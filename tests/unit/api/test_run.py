@@ -21,11 +21,11 @@ from rlcli.types import Outcome, Prompt, Verdict
 MESSAGES = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 
 
-def row(sample: int, score: float, **more: object) -> dict[str, object]:
+def row(sample: int, score: float, **fields: object) -> dict[str, object]:
     prompt = Prompt("sums:train:0", (MESSAGES[0],), "sums", "math", "gsm8k", "2")
     counts: dict[str, object] = {"prompt_tokens": 4, "response_tokens": 1, "finish_reason": "stop"}
     verdict = Verdict(score, Outcome.OK, answer="2", parts={"gsm8k": score} if sample else {})
-    return sample_row(prompt, sample, "2", verdict, **counts, **more)  # type: ignore[arg-type]
+    return sample_row(prompt, sample, "2", verdict, **counts, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ def test_what_cannot_be_read_is_left_out_and_named(folder: Path) -> None:
 
 
 def test_samples_have_what_training_made_of_them(folder: Path) -> None:
-    room, whole = folder / "samples" / "step-000001", np.zeros(1, np.int64)
+    room, zero = folder / "samples" / "step-000001", np.zeros(1, np.int64)
     write_samples(room / "rank-0.parquet", 1, [row(0, 0.0, group=0), row(1, 1.0, group=0)])
-    table = advantages_table(1, ["sums:train:0"], whole + 1, whole, whole, whole - 0.5, whole + 0.25, [None])
+    table = advantages_table(1, ["sums:train:0"], zero + 1, zero, zero, zero - 0.5, zero + 0.25, [None])
     pq.write_table(table, room / ADVANTAGES)
-    found = rlcli.Run(folder).samples(1)
-    assert found["advantage"] == [-0.5, None]
-    assert found["reward"] == [0.25, None]
-    assert found["trained_step"] == [1, None]
+    samples = rlcli.Run(folder).samples(1)
+    assert samples["advantage"] == [-0.5, None]
+    assert samples["reward"] == [0.25, None]
+    assert samples["trained_step"] == [1, None]
     assert "advantage" not in rlcli.Run(folder).samples(0, evaluation=True)
 
 

@@ -1,4 +1,4 @@
-"""The file that is made of a function: it holds the function and its imports, or the function is refused."""
+"""The file generated from a function: it holds the function and its imports, or the function is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def helper(text: str) -> str:
 
 
 def made(function: Callable[..., Any], folder: Path) -> Any:
-    """The function of the file that is made of `function`."""
+    """The function in the file generated from `function`."""
     file = folder / "made.py"
     file.write_text(source_of(function))
     return getattr(run_file(file, "made_of_a_function"), function.__name__)
@@ -44,7 +44,7 @@ def of_cells(*cells: str) -> dict[str, Any]:
 
 
 def right(request: VerifyRequest, *, share: float = 1.0) -> Verdict:
-    """Whether the most frequent word is the answer."""
+    """True if the most frequent word is the answer."""
     words = Counted(re.findall(r"\w+", request.completion))
     best = max(words, key=lambda word: words[word], default="")
     is_right = best == request.ground_truth
@@ -123,8 +123,8 @@ def test_a_global_that_is_not_imported_is_refused_by_name() -> None:
     def misspelt(request: VerifyRequest) -> float:
         return flaot(request.completion)  # type: ignore[name-defined,no-any-return] # noqa: F821
 
-    named = {reads: "BONUS", calls: "helper", by_default: "BONUS", writes: "SEEN", misspelt: "flaot"}
-    for function, name in named.items():
+    missing_names = {reads: "BONUS", calls: "helper", by_default: "BONUS", writes: "SEEN", misspelt: "flaot"}
+    for function, name in missing_names.items():
         with pytest.raises(VerifierError, match=f"{function.__name__} uses the global {name}") as refused:
             source_of(function)
         assert refused.value.hint.startswith(f"define or import {name} within {function.__name__}, or write it to")
@@ -164,11 +164,11 @@ def test_a_function_without_source_is_refused() -> None:
 
 def test_source_that_has_changed_meanwhile_is_not_taken(tmp_path: Path) -> None:
     file = tmp_path / "edited.py"
-    for before, after in (("1.0", "2.0"), ("len(request) + 1", "len(request) - 1"), ("abs(1)", "int(1)")):
-        file.write_text(f"def score(request):\n    return {before}\n")
+    for old_body, new_body in (("1.0", "2.0"), ("len(request) + 1", "len(request) - 1"), ("abs(1)", "int(1)")):
+        file.write_text(f"def score(request):\n    return {old_body}\n")
         score = run_file(file, "edited_since").score
-        assert before in source_of(score)
-        file.write_text(f"def score(request):\n    return {after}\n\n")
+        assert old_body in source_of(score)
+        file.write_text(f"def score(request):\n    return {new_body}\n\n")
         linecache.checkcache(str(file))
         with pytest.raises(VerifierError, match="has changed since it was defined"):
             source_of(score)

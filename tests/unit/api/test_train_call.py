@@ -97,7 +97,7 @@ def test_the_function_of_a_run_that_might_be_replaced_stays(tmp_path: Path) -> N
     with stored_in_run(digits, run, force=False) as expression, RunFolder.create(run) as folder:
         folder.write_config(dump_toml(resolve("grpo", {"verifier.name": expression})))
         folder.append_metrics({"step": 1})
-    before = (run / "code" / "digits.py").read_text()
+    stored_source = (run / "code" / "digits.py").read_text()
     with pytest.raises(RlcliError, match="already holds a run"), stored_in_run(digits, run, force=False):
         pass
 
@@ -113,7 +113,7 @@ def test_the_function_of_a_run_that_might_be_replaced_stays(tmp_path: Path) -> N
     with pytest.raises(DataError):
         fail()
     assert sorted(path.name for path in (run / "code").iterdir()) == ["digits.py", "other.py"]
-    assert (run / "code" / "digits.py").read_text() == before
+    assert (run / "code" / "digits.py").read_text() == stored_source
 
 
 def test_a_function_is_stored_once_in_an_evaluation(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a local Ray cluster starts, so that nobody else reaches it; tests/integration/test_neighbours.py starts one."""
+"""A local Ray cluster starts without being reachable by others; tests/integration/test_neighbours.py starts one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_cluster_starts_on_loopback_with_a_token_of_its_own(tmp_path: Path, mo
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    before = dict(os.environ)
+    initial = dict(os.environ)
     tokens = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -36,7 +36,7 @@ def test_a_cluster_starts_on_loopback_with_a_token_of_its_own(tmp_path: Path, mo
             assert "RAY_AUTH_TOKEN" not in os.environ, "it would count before the file"
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             tokens.append(file.read_text())
-        assert dict(os.environ) == before
+        assert dict(os.environ) == initial
     assert len({*tokens}) == 2
     assert {len(token) for token in tokens} == {64}
 
@@ -84,10 +84,10 @@ for name in sys.argv[1:]:
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1"])
 def test_the_store_of_ranks_on_one_machine_is_a_file_of_this_user(address: str, tmp_path: Path) -> None:
     name = f"rlcli-test-{tmp_path.name}-{os.getpid()}"
-    places = {rendezvous_address(address, name) for _ in range(2)}
+    addresses = {rendezvous_address(address, name) for _ in range(2)}
     try:
-        assert len(places) == 2, "each group has its own"
-        (path, port), *_ = places
+        assert len(addresses) == 2, "each group has its own"
+        (path, port), *_ = addresses
         folder = Path(path).parent
         assert (folder.name, port, stat.S_IMODE(folder.stat().st_mode)) == (name, 0, 0o700)
         stores = [store_at(path, port, rank, 2, timedelta(seconds=0.5)) for rank in range(2)]
@@ -130,7 +130,11 @@ def test_the_store_of_several_machines_listens_on_its_address_alone() -> None:
     stores: list[object] = []
     with ThreadPoolExecutor(world) as pool:
         assert [*pool.map(joined, range(world))] == [b"value"] * world
-    listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    listening = [
+        connection.laddr
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
     assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
 
 
@@ -138,5 +142,5 @@ def test_a_translated_address_is_listened_for_everywhere() -> None:
     """192.0.2.1 is for documentation alone: no machine has it."""
     with rendezvous._listener("192.0.2.1", 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"
-    with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", 0)) as taken:
-        rendezvous._listener(*taken.getsockname())
+    with pytest.raises(OSError, match="in use"), socket.create_server(("127.0.0.1", 0)) as bound_socket:
+        rendezvous._listener(*bound_socket.getsockname())

@@ -49,19 +49,19 @@ def test_rays_jemalloc_is_taken() -> None:
 )
 def test_what_is_freed_stays_for_the_next_pass(environment: Callable[[], dict[str, str]]) -> None:
     """And glibc's heap as it comes gives large tensors back: this test would see it."""
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", TWICE], env=os.environ | environment(), capture_output=True, text=True, check=True
     )
-    assert told.stderr == ""
-    named, pages, first, again = told.stdout.split()
-    assert named == str("LD_PRELOAD" in environment())
+    assert completed.stderr == ""
+    preloaded, pages, first, second = completed.stdout.split()
+    assert preloaded == str("LD_PRELOAD" in environment())
     assert int(first) > 0.9 * int(pages)
     if environment() == {}:
-        assert int(again) > 0.5 * int(pages)
-    elif named == "True":
-        assert int(again) < 0.01 * int(pages)
+        assert int(second) > 0.5 * int(pages)
+    elif preloaded == "True":
+        assert int(second) < 0.01 * int(pages)
     else:  # tensors of 32 MiB and more are mapped by themselves
-        assert int(again) < 0.95 * int(pages)
+        assert int(second) < 0.95 * int(pages)
 
 
 def test_a_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from rlcli.training.worker.worker import Worker
 
 MIB = 1 << 20
 SLACK = 24 * MIB
-"""What the interpreter itself takes or gives back meanwhile."""
+"""Tolerance for memory that the interpreter allocates or frees meanwhile."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def take(size: int) -> None:
 
 
 class Some:
-    """A worker with two phases, which take and give back what they are told to."""
+    """A worker with two phases, which allocate and free the requested amounts."""
 
     @dispatch()
     def update(self, size: int) -> None:
@@ -64,9 +64,9 @@ def test_a_phases_peak_counts_memory_freed_before_its_end(measuring: None) -> No
     some.update(512 * MIB)
     some.update(128 * MIB)  # the largest of a phase's calls counts
     some.texts(600 * MIB)  # no phase
-    found = {name: value * GIB for name, value in peak_memory.collect().items()}
-    assert found["update_gb"] - found["generate_gb"] == pytest.approx((512 - 64) * MIB, abs=SLACK)
-    assert found.keys() == {"generate_gb", "update_gb", "base_gb", "shm_gb"}
+    peaks = {name: value * GIB for name, value in peak_memory.collect().items()}
+    assert peaks["update_gb"] - peaks["generate_gb"] == pytest.approx((512 - 64) * MIB, abs=SLACK)
+    assert peaks.keys() == {"generate_gb", "update_gb", "base_gb", "shm_gb"}
 
 
 def test_what_was_told_is_not_told_again_but_for_what_stays(measuring: None) -> None:
@@ -110,13 +110,13 @@ def test_without_a_mark_that_can_be_set_back_memory_is_sampled(monkeypatch: pyte
     monkeypatch.setattr(peak_memory, "_can_reset", lambda: False)
     gauge = Process()
     gauge.begin()
-    before = gauge.peak()
+    baseline = gauge.peak()
     pages = held(256 * MIB)
     time.sleep(10 * peak_memory.SAMPLED_EVERY_S)
     del pages
-    assert gauge.peak() - before == pytest.approx(256 * MIB, abs=SLACK)
+    assert gauge.peak() - baseline == pytest.approx(256 * MIB, abs=SLACK)
     gauge.begin()
-    assert gauge.peak() - before < SLACK
+    assert gauge.peak() - baseline < SLACK
 
 
 def test_a_kernel_that_tells_less_of_a_process_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_the_largest_over_the_ranks_counts() -> None:
 
 
 class Gpu:
-    """What torch.accelerator would say, of an allocator whose tensors in `pool` stay counted while it is unmapped."""
+    """Stand-in for torch.accelerator, with an allocator whose tensors in `pool` stay counted while it is unmapped."""
 
     total = 1000
 
@@ -196,9 +196,9 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     import torch
 
-    made = Gpu()
-    monkeypatch.setattr(torch, "accelerator", made)
-    return made
+    accelerator = Gpu()
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    return accelerator
 
 
 def test_a_sleeping_pool_is_not_counted_though_torch_counts_it(gpu: Gpu) -> None:
@@ -208,10 +208,10 @@ def test_a_sleeping_pool_is_not_counted_though_torch_counts_it(gpu: Gpu) -> None
     with meter.phase("update"):
         gpu.allocate(200)
         gpu.free(200)
-    found = told(meter)
-    assert found["update"] == 10 + 100 + 200
-    assert found["fragmented"] == 0
-    assert found["host"] == 7
+    readings = told(meter)
+    assert readings["update"] == 10 + 100 + 200
+    assert readings["fragmented"] == 0
+    assert readings["host"] == 7
 
 
 def test_what_is_mapped_between_two_marks_is_not_added_to_a_peak_before(gpu: Gpu) -> None:
@@ -237,9 +237,9 @@ def test_what_the_cache_holds_unused_is_told_apart(gpu: Gpu) -> None:
         gpu.free(100)
         gpu.cached += 50  # pieces that nothing fits into
         gpu.allocate(20)
-    found = told(meter)
-    assert found["update"] == 10 + 100
-    assert found["fragmented"] == 50
+    readings = told(meter)
+    assert readings["update"] == 10 + 100
+    assert readings["fragmented"] == 50
 
 
 def told(meter: Meter) -> dict[str, int]:

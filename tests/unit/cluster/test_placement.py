@@ -1,4 +1,4 @@
-"""What fits on the machines of a cluster, and what a worker's process is given. Without Ray."""
+"""Placement on the machines of a cluster, and the environment of a worker's process. Without Ray."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_a_worker_gets_the_drivers_variables_but_no_secret() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "CUDA_VISIBLE_DEVICES": "3",
     }
-    own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    found = worker_environment(pool(1), passed | kept_back | own)
-    assert passed.items() <= found.items()
-    assert not kept_back.keys() & found.keys()
-    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "secret" not in found.values()
+    overridden = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environment = worker_environment(pool(1), passed | kept_back | overridden)
+    assert passed.items() <= environment.items()
+    assert not kept_back.keys() & environment.keys()
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "secret" not in environment.values()
     assert worker_environment(Pool(1, "cpu", 3), {"TORCH_COMPILE_DISABLE": "0"})["TORCH_COMPILE_DISABLE"] == "1"
 
 

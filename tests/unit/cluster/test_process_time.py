@@ -13,10 +13,10 @@ from rlcli.cluster.process import process_time
 
 
 def test_a_process_began_when_it_was_started() -> None:
-    before = time.time()
+    earliest = time.time()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        after = time.time()
-        assert before - 0.02 <= process_time.started_at(psutil.Process(child.pid)) <= after + 0.02
+        latest = time.time()
+        assert earliest - 0.02 <= process_time.started_at(psutil.Process(child.pid)) <= latest + 0.02
         assert child.stdin is not None
         child.stdin.close()
 
@@ -25,12 +25,12 @@ def test_setting_the_clock_changes_no_start_time(monkeypatch: pytest.MonkeyPatch
     """When a clock is set, the kernel moves the boot time that psutil reads; a process known before keeps psutil's."""
     known, new, boot = psutil.Process(), psutil.Process(), psutil.boot_time()
     known.create_time()
-    before = process_time.since_boot_s(known)
-    assert 0 < before < time.clock_gettime(time.CLOCK_BOOTTIME)
+    started_s = process_time.since_boot_s(known)
+    assert 0 < started_s < time.clock_gettime(time.CLOCK_BOOTTIME)
     for moved_s in (-3600.0, 86400.37):
-        for place in ("psutil.boot_time", "psutil._pslinux.boot_time"):
-            monkeypatch.setattr(place, lambda moved_s=moved_s: boot + moved_s)
-        assert process_time.since_boot_s(known) == process_time.since_boot_s(new) == before
+        for function in ("psutil.boot_time", "psutil._pslinux.boot_time"):
+            monkeypatch.setattr(function, lambda moved_s=moved_s: boot + moved_s)
+        assert process_time.since_boot_s(known) == process_time.since_boot_s(new) == started_s
 
 
 def test_a_process_that_has_ended_has_no_start_time() -> None:

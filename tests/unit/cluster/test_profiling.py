@@ -56,10 +56,10 @@ class OtherRank(Rank):
     def start_profile(self) -> None: ...
 
     def stop_profile(self, path: str) -> list[str]:
-        found = {"pid": 7, "spans": [["update", 10**18, 10**18 + 5000]], "events": []}
-        found["events"] = [{"name": "gemm", "cat": "kernel", "pid": 0, "tid": 7, "ts": 10**18 + 1000, "dur": 2000}]
+        profile = {"pid": 7, "spans": [["update", 10**18, 10**18 + 5000]], "events": []}
+        profile["events"] = [{"name": "gemm", "cat": "kernel", "pid": 0, "tid": 7, "ts": 10**18 + 1000, "dur": 2000}]
         with contextlib.suppress(OSError):
-            Path(filled_path(path, "rank", 0)).write_text(json.dumps(found))
+            Path(filled_path(path, "rank", 0)).write_text(json.dumps(profile))
         return [""]
 
 
@@ -165,8 +165,8 @@ def test_whatever_torchs_profiler_raises_is_noted(
 ) -> None:
     real = getattr(torch.profiler.profile, doing)
 
-    def failing(self: Any, *given: Any) -> None:
-        real(self, *given)
+    def failing(self: Any, *args: Any) -> None:
+        real(self, *args)
         raise error
 
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""What the reaper ends, and what it leaves alone."""
+"""Processes that the reaper ends, and processes that it ignores."""
 
 from __future__ import annotations
 

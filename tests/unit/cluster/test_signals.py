@@ -13,12 +13,12 @@ from rlcli.cluster.supervisor.stop_signals import REPEAT_S, StopOnSignal, ignori
 
 
 def test_once_finishes_the_step_and_twice_leaves_at_once() -> None:
-    asked: list[bool] = []
-    with StopOnSignal(lambda: asked.append(True)) as stop:
+    requests: list[bool] = []
+    with StopOnSignal(lambda: requests.append(True)) as stop:
         stop.armed = True
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # of the same moment: the same request
-        assert (stop.requested, asked) == (True, [True])
+        assert (stop.requested, requests) == (True, [True])
         time.sleep(REPEAT_S)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGHUP)
@@ -38,7 +38,7 @@ def test_nothing_cuts_clearing_up_short(number: signal.Signals) -> None:
 
 
 def test_a_run_in_a_thread_of_a_program_leaves_its_signals_alone() -> None:
-    before = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGINT)
 
     def run() -> bool:
         with StopOnSignal(lambda: None) as stop, ignoring_signals():
@@ -46,4 +46,4 @@ def test_a_run_in_a_thread_of_a_program_leaves_its_signals_alone() -> None:
 
     with ThreadPoolExecutor() as threads:
         assert not threads.submit(run).result()
-    assert signal.getsignal(signal.SIGINT) == before
+    assert signal.getsignal(signal.SIGINT) == handler

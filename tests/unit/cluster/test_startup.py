@@ -1,4 +1,4 @@
-"""What is done to start faster."""
+"""Measures that shorten the start-up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlcli.rollout.vllm.hooks.process_state import uncollected
 
 
 def test_garbage_is_collected_rarely_until_the_block_ends_however_it_does() -> None:
-    before = gc.get_threshold()
+    threshold = gc.get_threshold()
     with few_collections():
         assert gc.get_threshold() == FEW_COLLECTIONS
-    assert gc.get_threshold() == before
+    assert gc.get_threshold() == threshold
     with pytest.raises(KeyboardInterrupt), few_collections():
         raise KeyboardInterrupt
-    assert gc.get_threshold() == before
+    assert gc.get_threshold() == threshold
 
 
 def test_nothing_is_collected_on_demand_while_an_engine_closes() -> None:

@@ -70,10 +70,10 @@ class Run:
         self.path = path
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, first: str, again: str = GO_ON) -> subprocess.Popen[str]:
+    def start(self, first: str, restart: str = GO_ON) -> subprocess.Popen[str]:
         begin = BEGIN.format(folder=str(self.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, str(self.path), begin + first, begin + again],
+            [sys.executable, "-c", SUPERVISOR, str(self.path), begin + first, begin + restart],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -99,12 +99,12 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path)
-    yield made
-    if made.process is not None:
+    supervised_run = Run(tmp_path)
+    yield supervised_run
+    if supervised_run.process is not None:
         for process in [*psutil.Process().children(recursive=True)]:
             process.kill()
-        made.process.wait()
+        supervised_run.process.wait()
 
 
 def gone(pid: int) -> bool:
@@ -141,7 +141,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(run: Run) -> None:
 
 
 def test_a_driver_that_ray_ends_without_a_word_goes_on(run: Run) -> None:
-    """With exit code 1, by which no command of ours ends under a supervisor: nothing was told."""
+    """With exit code 1, which no command of rlcli has under a supervisor: no error was reported."""
     run.start("began(3); place(4, 'generate'); os._exit(1)")
     stdout, stderr = run.end(0)
     assert stdout == "went on\n"
@@ -295,8 +295,8 @@ def test_what_was_there_before_the_run_is_left_alone(run: Run) -> None:
 
 
 def test_what_a_killed_attempt_put_outside_its_folder_is_removed(run: Run) -> None:
-    made = "for root in ('/dev/shm/rlcli-%s-x', '/tmp/rlcli-ray-%s-y'): Path(root % group_id()).mkdir()"
-    run.start(f"began(0)\n{made}\nsay(group_id()); os.kill(os.getpid(), signal.SIGKILL)")
+    make_folders = "for root in ('/dev/shm/rlcli-%s-x', '/tmp/rlcli-ray-%s-y'): Path(root % group_id()).mkdir()"
+    run.start(f"began(0)\n{make_folders}\nsay(group_id()); os.kill(os.getpid(), signal.SIGKILL)")
     group = run.line()  # they were made, or it would not have come this far
     run.end(1)
     assert not [path for root in ("/dev/shm", "/tmp") for path in Path(root).glob(f"rlcli-*{group}*")]
@@ -369,7 +369,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def on_a_terminal(run: Run, program: str, *, shell: bool = False) -> tuple[int, int]:
-    """The process id of the supervisor, or of its shell, which goes on with it at an empty line; and the terminal's
+    """The process id of the supervisor, or of its shell, which resumes it at an empty line; and the terminal's
     other end."""
     import pty
 
@@ -404,11 +404,11 @@ def test_ctrl_c_reaches_the_run_once_and_ctrl_z_stops_it_in_a_shell(run: Run, sh
 
 def test_a_background_start_takes_an_early_signal(run: Run) -> None:
     """Its shell has it ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = run.start("began(3); say('up'); time.sleep(20); say('went on')")
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
     run.line()
     process.send_signal(signal.SIGINT)
     stdout, _ = run.end(130)
@@ -427,7 +427,7 @@ def test_a_signal_to_the_group_reaches_the_run_once_and_no_daemon(run: Run) -> N
 
 
 def test_the_run_outlives_its_terminal_to_save(run: Run) -> None:
-    """What it writes by then goes nowhere, and does not fail it."""
+    """Its later output is discarded, and does not make it fail."""
     program = """
 from rlcli.cluster.supervisor.stop_signals import StopOnSignal
 with StopOnSignal(lambda: say('asked')) as stop:
@@ -483,9 +483,9 @@ def test_what_the_run_is_told_is_not_told_to_what_it_starts(run: Run) -> None:
     nested = "from rlcli.support.attempt import group_id, is_supervised; print(is_supervised(), group_id())"
     run.start(f"say(group_id()); subprocess.run([sys.executable, '-c', {nested!r}])")
     stdout, _ = run.end(0)
-    own, supervised, others = stdout.split()
+    supervisor_id, supervised, others = stdout.split()
     assert supervised == "False"
-    assert own != others
+    assert supervisor_id != others
 
 
 def test_a_finished_run_is_finished_whatever_its_libraries_do_at_exit(run: Run) -> None:
@@ -508,8 +508,8 @@ def test_what_a_refused_run_has_started_is_ended_at_once(tmp_path: Path) -> None
 
 def test_exit_hooks_of_libraries_do_not_hold_a_run_that_leaves_ray(run: Run) -> None:
     hang = "import atexit; atexit.register(time.sleep, 600)"
-    own = "from rlcli.support.attempt import at_exit, leave_ray_behind; at_exit(lambda: say('cleared up'))"
-    run.start(f"{hang}; {own}; leave_ray_behind(); from rlcli.cli.app import leave; leave(2)")
+    own_hook = "from rlcli.support.attempt import at_exit, leave_ray_behind; at_exit(lambda: say('cleared up'))"
+    run.start(f"{hang}; {own_hook}; leave_ray_behind(); from rlcli.cli.app import leave; leave(2)")
     assert run.end(2) == ("cleared up\n", "")
 
 
@@ -559,13 +559,13 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     Path("x").mkdir()
     Path("x/config.toml").touch()
     assert main.main() == 0
-    ((folder, first, again, kwargs),) = calls
+    ((folder, first, restart_words, kwargs),) = calls
     assert first[4:] == fixed
     assert kwargs == {"resumes": "--resume" in words or "resume" in words}
     # What is changed on going on may not have reached the folder when the first attempt dies.
-    assert again[4:7] == (fixed if kwargs["resumes"] else ["train", "--resume", str(folder)])[:3]
-    assert again == first or not kwargs["resumes"]
-    assert ("--debug" in again) == ("--debug" in words)
+    assert restart_words[4:7] == (fixed if kwargs["resumes"] else ["train", "--resume", str(folder)])[:3]
+    assert restart_words == first or not kwargs["resumes"]
+    assert ("--debug" in restart_words) == ("--debug" in words)
 
 
 def test_a_restart_accepts_no_further_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,9 +578,9 @@ def test_a_restart_accepts_no_further_changes(tmp_path: Path, monkeypatch: pytes
     Path("x").mkdir()
     Path("x/config.toml").touch()
     assert main.main() == 0
-    ((_, first, again),) = calls
+    ((_, first, restart_words),) = calls
     assert first[4:] == ["train", "--resume", "x", "--accept-changes", "--steps", "9"]
-    assert again[4:] == ["train", "--resume", "x", "--steps", "9"]
+    assert restart_words[4:] == ["train", "--resume", "x", "--steps", "9"]
 
 
 @pytest.mark.parametrize(

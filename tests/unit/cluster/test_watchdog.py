@@ -65,15 +65,15 @@ def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file:
     Slow().update(2 * STALL_S)
     note = record_of(file)
     assert not note.threads, "it went on after all"
-    found = [(number, record_of(file)) for number in Slow().rollout(2 * STALL_S)]
-    assert [number for number, _ in found] == [0, 1, 2]
-    first = found[0][1]
+    records = [(number, record_of(file)) for number in Slow().rollout(2 * STALL_S)]
+    assert [number for number, _ in records] == [0, 1, 2]
+    first = records[0][1]
     assert first.method == "rollout"
     assert [frame.function for frame in first.threads[0][:2]] == ["rollout", "stream"]
     assert first.location.startswith("rollout (")
     assert first.location.endswith(")")
     assert "dispatch.py" not in first.location
-    assert [note.count for _, note in found] == sorted({note.count for _, note in found}), "each item is progress"
+    assert [note.count for _, note in records] == sorted({note.count for _, note in records}), "each item is progress"
 
 
 def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_process_that_is_not_watched_runs_as_if_there_were_no_watchdog() -> No
 
 
 def test_a_full_disk_stops_no_worker(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, refused = record_of(file), list[object]()
+    initial, refused = record_of(file), list[object]()
 
     def full(*args: object) -> int:
         refused.append(args)
@@ -122,9 +122,9 @@ def test_a_full_disk_stops_no_worker(file: Path, monkeypatch: pytest.MonkeyPatch
         disk.setattr("os.pwrite", full)
         assert list(Slow().rollout(0.0)) == [0, 1, 2]
     assert refused
-    assert record_of(file) == before
+    assert record_of(file) == initial
     Slow().update(0.0)
-    assert record_of(file).count > before.count, "it is written again once there is room"
+    assert record_of(file).count > initial.count, "it is written again once there is room"
 
 
 WAITING = """
@@ -185,7 +185,7 @@ OWN = '  File "/x/learner.py", line 3 in f\n'
 
 @pytest.fixture
 def looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StallDetector, list[Path]]:
-    """StallDetector of 10 s with three ranks; `time.monotonic` goes on by a second with each look."""
+    """StallDetector of 10 s with three ranks; `time.monotonic` advances by a second with each call."""
     clock = iter(range(10_000))
     monkeypatch.setattr("rlcli.cluster.watchdog.time.monotonic", lambda: float(next(clock)))
     paths = [tmp_path / f"rank-{rank}.stack" for rank in range(3)]
@@ -317,7 +317,7 @@ Refer to the documentation on how to address the out of memory issue: set the en
 
 
 @pytest.mark.parametrize(
-    ("text", "oom_kills", "said", "helps"),
+    ("text", "oom_kills", "expected", "helps"),
     [
         (NODE, 0, "worker 1 died in update: its machine 10.0.0.7 is gone", False),
         (LOW, 0, "worker 1 was killed in update: its machine 10.0.0.7 ran out of memory", True),
@@ -326,11 +326,11 @@ Refer to the documentation on how to address the out of memory issue: set the en
     ],
 )
 def test_a_death_from_outside_may_be_tried_again_and_names_its_cause(
-    text: str, oom_kills: int, said: str, helps: bool
+    text: str, oom_kills: int, expected: str, helps: bool
 ) -> None:
     error = actor_died(1, "update", RuntimeError(text), Path("rank-1.log"), "step 3", oom_kills)
     assert (error.retry, error.who) == (True, "worker 1")
-    assert said in error.message
+    assert expected in error.message
     assert "its log rank-1.log ends: step 3" in error.message
     assert ("train.tokens_per_microbatch" in error.hint) == helps
 

@@ -81,7 +81,7 @@ class Reference:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was put into the object store, whose references are the values' negatives."""
+    """Values that were put into the object store, whose references are the values' negatives."""
     stored: list[Any] = []
 
     def put(value: Any) -> Any:
@@ -90,11 +90,15 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(ray, "put", put)
     monkeypatch.setattr(
-        ray, "get", lambda found: [one.work() for one in found] if type(found) is list else found.work()
+        ray,
+        "get",
+        lambda references: (
+            [reference.work() for reference in references] if type(references) is list else references.work()
+        ),
     )
     monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: (list(calls), []))
     monkeypatch.setattr(ray, "kill", lambda actor: None)
-    monkeypatch.setattr(ray.util, "remove_placement_group", lambda places: None)
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: None)
     return stored
 
 
@@ -159,7 +163,7 @@ def test_a_worker_that_does_not_close_in_time_is_reported(
 def test_what_cannot_be_killed_or_released_is_reported(
     stored: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def gone(what: Any) -> None:
+    def gone(target: Any) -> None:
         raise ConnectionError("Ray is gone")
 
     monkeypatch.setattr(ray, "kill", gone)

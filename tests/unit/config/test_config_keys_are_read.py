@@ -20,23 +20,23 @@ SECTIONS = set(RunConfig.model_fields)
 
 def keys_read_in(tree: ast.AST) -> set[str]:
     """`section.key` wherever `….section.key` stands, or `name.key` after `name = ….section`."""
-    named: dict[str, set[str]] = {}
+    variables: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                pairs = zip(target.elts, node.value.elts, strict=True) if both else [(target, node.value)]  # type: ignore[attr-defined]
-                for left, right in pairs:
-                    if isinstance(left, ast.Name) and isinstance(right, ast.Attribute) and right.attr in SECTIONS:
-                        named.setdefault(left.id, set()).add(right.attr)
-    found = set()
+                is_pair = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs = zip(target.elts, node.value.elts, strict=True) if is_pair else [(target, node.value)]  # type: ignore[attr-defined]
+                for variable, right in pairs:
+                    if isinstance(variable, ast.Name) and isinstance(right, ast.Attribute) and right.attr in SECTIONS:
+                        variables.setdefault(variable.id, set()).add(right.attr)
+    keys = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             if isinstance(node.value, ast.Attribute) and node.value.attr in SECTIONS:
-                found.add(f"{node.value.attr}.{node.attr}")
+                keys.add(f"{node.value.attr}.{node.attr}")
             elif isinstance(node.value, ast.Name):
-                found |= {f"{section}.{node.attr}" for section in named.get(node.value.id, ())}
-    return {key.replace("async_.", "async.") for key in found}
+                keys |= {f"{section}.{node.attr}" for section in variables.get(node.value.id, ())}
+    return {key.replace("async_.", "async.") for key in keys}
 
 
 def test_what_counts_as_reading() -> None:

@@ -167,17 +167,17 @@ def test_the_dump_read_back_as_a_recipe_gives_the_same_configuration(
     run = resolve("quickstart", flags)
     file = tmp_path_factory.mktemp("dump") / "config.toml"
     file.write_text(dump_toml(run), encoding="utf-8", newline="")
-    again = resolve(str(file))
-    assert again.config == run.config
-    assert again.recipe.header.name == "quickstart"
+    reloaded = resolve(str(file))
+    assert reloaded.config == run.config
+    assert reloaded.recipe.header.name == "quickstart"
 
 
 def test_the_section_named_like_a_python_keyword_works_like_the_others(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('[recipe]\nbase = "grpo"\n[rollout]\nworkers = 1\n[async]\nstaleness = 1\n')
-    found = resolve(str(file))
-    assert found.config.async_.staleness == found.values()["async.staleness"] == 1
-    assert "[async]\nstaleness = 1  # recipe own\n" in dump_toml(found)
+    resolved = resolve(str(file))
+    assert resolved.config.async_.staleness == resolved.values()["async.staleness"] == 1
+    assert "[async]\nstaleness = 1  # recipe own\n" in dump_toml(resolved)
     assert resolve(str(file), sets=["async.staleness=0"]).config.async_.staleness == 0
     assert [key.name for key in matching_keys("async")] == [
         *("async.staleness", "async.on_update", "async.engine_steps", "async.too_old"),
@@ -262,7 +262,7 @@ def test_the_warning_of_a_renamed_key_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "key", "warmup"),
+    ("recipe", "flags", "key", "warmup"),
     [
         ("sft", {"train.steps": 3}, "train.warmup_steps", 3),
         ("quickstart", {"train.steps": 6}, "train.warmup_steps", 6),
@@ -271,11 +271,11 @@ def test_the_warning_of_a_renamed_key_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_fewer_steps_than_a_recipes_warmup_shorten_it(
-    recipe: str, given: dict[str, int], key: str, warmup: int
+    recipe: str, flags: dict[str, int], key: str, warmup: int
 ) -> None:
-    resolved = resolve(recipe, given)
+    resolved = resolve(recipe, flags)
     assert resolved.values()[key] == warmup
-    steps = given["train.steps"]
+    steps = flags["train.steps"]
     assert [f"{key} = {warmup}: shortened from" in note for note in resolved.notes].count(True) == 1
     assert all(note.endswith(f"for train.steps = {steps}") for note in resolved.notes)
     assert resolved.origins[key] == "shortened for flag --steps"
@@ -297,14 +297,14 @@ def test_a_warmup_that_is_given_is_refused_and_not_shortened(tmp_path: Path) -> 
 
 
 def test_epochs_are_counted_in_steps_of_the_data_and_kept_as_steps(tmp_path: Path) -> None:
-    given = resolve("grpo", {}, ["train.epochs=2", "train.warmup_fraction=0.1"])
-    counted = with_length(given, 1000)  # 32 prompts a step
+    in_epochs = resolve("grpo", {}, ["train.epochs=2", "train.warmup_fraction=0.1"])
+    counted = with_length(in_epochs, 1000)  # 32 prompts a step
     train = counted.config.train
     assert (train.steps, train.warmup_steps, train.epochs, train.warmup_fraction) == (63, 7, None, None)
     assert counted.notes[0] == "train.steps = 63: 2 epochs of 1000 prompts, 32 a step"
     assert counted.notes[1] == "train.warmup_steps = 7: train.warmup_fraction = 0.1 of 63 steps"
     stored = tmp_path / "config.toml"
-    for resolved in (given, counted):
+    for resolved in (in_epochs, counted):
         stored.write_text(dump_toml(resolved))
         assert resolve(str(stored)).config == resolved.config
     assert with_length(resolve(str(stored)), 5000).config.train.steps == 63
@@ -314,9 +314,9 @@ def test_epochs_are_counted_in_steps_of_the_data_and_kept_as_steps(tmp_path: Pat
 def test_epochs_shorten_a_recipes_warmup_and_are_held_to_the_rules() -> None:
     counted = with_length(resolve("vapo", {}, ["train.epochs=1", "rollout.prompts_per_step=32"]), 128)
     assert (counted.config.train.steps, counted.config.critic.warmup_steps) == (4, 2)
-    given = resolve("grpo", {}, ["train.epochs=1", "train.warmup_steps=50"])
+    in_epochs = resolve("grpo", {}, ["train.epochs=1", "train.warmup_steps=50"])
     with pytest.raises(ConfigError, match=r"train\.warmup_steps = 50 is more than train\.steps = 32"):
-        with_length(given, 1000)
+        with_length(in_epochs, 1000)
 
 
 def test_the_last_of_two_ways_to_give_the_length_counts(tmp_path: Path) -> None:
@@ -346,8 +346,8 @@ def test_two_ways_to_give_the_length_at_once_are_refused(tmp_path: Path) -> None
 def test_a_shortened_warmup_is_kept_with_the_run(tmp_path: Path) -> None:
     stored = tmp_path / "config.toml"
     stored.write_text(dump_toml(resolve("sft", {"train.steps": 3})))
-    again = resolve(str(stored))
-    assert (again.config.train.warmup_steps, again.notes) == (3, ())
+    reloaded = resolve(str(stored))
+    assert (reloaded.config.train.warmup_steps, reloaded.notes) == (3, ())
 
 
 @pytest.mark.parametrize(("text", "value"), [("False", False), ("FALSE", False), ("TRUE", True), ('"False"', "False")])

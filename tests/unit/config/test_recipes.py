@@ -93,10 +93,10 @@ def test_a_recipe_names_only_what_it_changes(name: str) -> None:
     """All but `grpo`, the root, which a reader looks the usual values up in."""
     recipe = recipes.load(name)
     assert recipe.header.base
-    inherited, own = values_of(recipe.header.base), [key for key, by in recipe.origins.items() if by == name]
-    idle = [key for key in own if key in inherited and inherited[key] == values_of(name)[key]]
+    inherited, own_keys = values_of(recipe.header.base), [key for key, by in recipe.origins.items() if by == name]
+    idle = [key for key in own_keys if key in inherited and inherited[key] == values_of(name)[key]]
     assert not idle
-    assert 1 <= len(own) <= 20
+    assert 1 <= len(own_keys) <= 20
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -113,9 +113,9 @@ def test_the_clips_of_a_recipe_are_what_its_loss_takes(name: str) -> None:
     from rlcli.algorithms.function_registry import options_of
 
     algorithm = resolve(name).config.algorithm
-    taken = options_of(losses.get(algorithm.loss))
+    loss_options = options_of(losses.get(algorithm.loss))
     for clip in ("clip_low", "clip_high", "dual_clip"):
-        assert getattr(algorithm, clip) is None or clip in taken
+        assert getattr(algorithm, clip) is None or clip in loss_options
 
 
 @pytest.mark.parametrize("name", TASKS)

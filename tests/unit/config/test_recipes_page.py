@@ -21,8 +21,8 @@ def settings() -> str:
 def test_each_recipe_takes_the_overrides_of_the_benchmark() -> None:
     (_, for_all), *rows = [line.strip("| ").split(" | ") for line in settings().splitlines()[2:]]
     assert len(rows) > 15
-    for recipe, own in rows:
-        sets = [text.strip("`") for text in f"{for_all}, {own}".split("`, `")]
+    for recipe, overrides in rows:
+        sets = [text.strip("`") for text in f"{for_all}, {overrides}".split("`, `")]
         config = resolve(recipe.strip("`"), {"train.steps": 60}, sets).config
         samples = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
         assert samples == 256 or recipe == "`sft`"

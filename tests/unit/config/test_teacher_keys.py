@@ -1,4 +1,4 @@
-"""Which teacher scores which rows, and what is refused before anything is read."""
+"""The assignment of teachers to rows, and configurations that are refused before anything is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MATH = '{path = "b", sources = ["math"]}'
 
 def test_a_data_source_has_the_teacher_that_names_it_or_that_of_the_rest() -> None:
     teacher = resolve("opd", {}, [f'teacher.path=[{CODE}, "rest", {MATH}]']).config.teacher
-    assert [one.path for one in teacher.models] == ["a", "rest", "b"]
+    assert [model.path for model in teacher.models] == ["a", "rest", "b"]
     assert [teacher.number_of(source) for source in ("code", "math", "chess")] == [0, 2, 1]
     assert resolve("opd", {}, [f"teacher.path=[{CODE}, {MATH}]"]).config.teacher.number_of("chess") is None
     assert resolve("opd").config.teacher.models == ()

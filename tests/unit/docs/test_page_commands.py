@@ -39,8 +39,8 @@ def test_the_commands_of_a_page_are_accepted(page: Path) -> None:
 
 
 def test_the_pages_show_many_commands() -> None:
-    assert sum(command.whole for command in ALL) > 150
-    assert sum(not command.whole for command in ALL) > 100
+    assert sum(command.complete for command in ALL) > 150
+    assert sum(not command.complete for command in ALL) > 100
 
 
 @pytest.mark.parametrize(("line", "why"), WRONG.items(), ids=WRONG)

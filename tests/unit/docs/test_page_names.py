@@ -38,7 +38,7 @@ def unknown_metrics(text: str) -> list[str]:
 
 
 def stands_for_one(name: str, known: frozenset[str]) -> bool:
-    """Whether it is a documented name whose part in capitals is filled in: `reward/part/format`, `memory/PHASE_gb`."""
+    """True if it is a documented name whose part in capitals is filled in: `reward/part/format`, `memory/PHASE_gb`."""
     patterns = [re.sub(r"\b[A-Z]+\b", r"[\\w/]+", other) for other in known if re.search(r"\b[A-Z]{3,}\b", other)]
     phase = name == "memory/PHASE_gb"
     return phase or any(re.fullmatch(pattern, name) for pattern in patterns)
@@ -48,10 +48,10 @@ def key_faults(text: str) -> list[str]:
     """Keys that do not exist, and values that a key does not accept, in code such as `train.truncated = mask`."""
     faults = []
     for code in code_in(text):
-        found = re.fullmatch(r"([a-z_]+)\.([a-z_.0-9]+)(?:\s*=\s*(\S.*))?", code)
-        if not found or found[1] not in sections():
+        match = re.fullmatch(r"([a-z_]+)\.([a-z_.0-9]+)(?:\s*=\s*(\S.*))?", code)
+        if not match or match[1] not in sections():
             continue
-        section, name, value = found.groups()
+        section, name, value = match.groups()
         key = f"{section}.{name}"
         if find_key(key) is None:
             faults.append(f"there is no key {key}")
@@ -96,9 +96,9 @@ def test_the_debug_page_has_a_section_for_every_warning() -> None:
 
 
 def test_recipes_that_the_debug_page_names_exist() -> None:
-    named = re.findall(r"[Rr]ecipes? `([\w-]+)`", DEBUG)
-    assert len(named) >= 4
-    assert set(named) <= set(recipe_names())
+    recipes = re.findall(r"[Rr]ecipes? `([\w-]+)`", DEBUG)
+    assert len(recipes) >= 4
+    assert set(recipes) <= set(recipe_names())
 
 
 def test_every_branch_of_the_debug_page_leads_to_a_section_with_a_fix() -> None:

@@ -11,7 +11,7 @@ from tests.page_blocks import name_of
 from tests.page_commands import NOT_RUN, PAGES, not_run, shown
 from tests.page_runs import as_run, failure
 
-IN_BLOCKS = [command for page in PAGES for command in shown(page) if command.whole]
+IN_BLOCKS = [command for page in PAGES for command in shown(page) if command.complete]
 RUN = [command for command in IN_BLOCKS if not not_run(command)]
 RUN_PAGES = list(dict.fromkeys(command.page for command in RUN))
 DRY_RUNS = ("bigger_model.md", "debug.md", "porting.md")

@@ -98,8 +98,8 @@ def test_the_questions_end_and_numbers_differ_between_rows() -> None:
 def expressions(draw: st.DrawFn, depth: int = 4) -> tuple[str, Fraction]:
     """An expression in brackets, and its value, worked out beside it."""
     if depth == 0 or draw(st.booleans()):
-        whole, places = draw(st.integers(0, 9999)), draw(st.integers(0, 3))
-        text = f"{whole}.{draw(st.integers(0, 10**places - 1)):0{places}d}" if places else str(whole)
+        integer, decimals = draw(st.integers(0, 9999)), draw(st.integers(0, 3))
+        text = f"{integer}.{draw(st.integers(0, 10**decimals - 1)):0{decimals}d}" if decimals else str(integer)
         return text, Fraction(text)
     (left, a), (right, b) = draw(expressions(depth - 1)), draw(expressions(depth - 1))
     sign = draw(st.sampled_from("+-*/") if b else st.sampled_from("+-*"))
@@ -194,8 +194,8 @@ def test_the_shown_tests_come_back_and_the_next_attempt_counts(row: Any) -> None
 
 def test_only_tests_that_the_prompt_shows_are_public() -> None:
     def of(row: Any) -> Any:
-        found = shown_tests(row["ground_truth"], {}, row["messages"][0]["content"])
-        return json.loads(found) if found else None
+        shown = shown_tests(row["ground_truth"], {}, row["messages"][0]["content"])
+        return json.loads(shown) if shown else None
 
     assert of(MBPP)["asserts"] == of(HUMANEVAL)["asserts"] == ["assert twice(2) == 4"]
     assert of(HUMANEVAL | {"messages": ASK}) is None
@@ -215,8 +215,8 @@ def test_cells_have_the_state_of_a_notebook() -> None:
         "error: this call ended the process with status 3; it was left out, variables are as before it"
     )
     assert run(environment, "open('kept', 'w').write('text'); x") == "[1, 2, 3]\n"
-    drawn = run(environment, "import random, uuid; d = random.random(), np.random.rand(), uuid.uuid4().hex; d")
-    assert run(environment, "d") == drawn, "a cell that runs again draws the same"
+    state = run(environment, "import random, uuid; d = random.random(), np.random.rand(), uuid.uuid4().hex; d")
+    assert run(environment, "d") == state, "a cell that runs again draws the same"
     assert run(environment, "open('kept').read()") == "'text'\n"
     assert run(begun(Python()), "x").endswith("NameError: name 'x' is not defined\n")
 
@@ -298,12 +298,12 @@ def test_bm25_is_its_formula() -> None:
     words = [Counter(text.split()) for text in texts]
     mean = sum(map(Counter.total, words)) / len(words)
 
-    def score(place: int, query: str) -> float:
+    def score(document: int, query: str) -> float:
         total = 0.0
         for word in set(query.split()):
-            holding, count = sum(word in one for one in words), words[place][word]
+            holding, count = sum(word in counts for counts in words), words[document][word]
             rarity = math.log(1 + (len(texts) - holding + 0.5) / (holding + 0.5))
-            total += rarity * count * 2.5 / (count + 1.5 * (0.25 + 0.75 * words[place].total() / mean))
+            total += rarity * count * 2.5 / (count + 1.5 * (0.25 + 0.75 * words[document].total() / mean))
         return total
 
     for query in ("a b", "g", "c c d"):

@@ -49,8 +49,8 @@ def test_calls_are_read_as_the_model_writes_them(
     form: str, text: str, content: str, calls: list[Any], failed: int
 ) -> None:
     message, wrong = parse(text, form)
-    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    assert (message["content"], found, wrong) == (content, calls, failed)
+    parsed_calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    assert (message["content"], parsed_calls, wrong) == (content, calls, failed)
     assert "reasoning_content" not in message
 
 

@@ -28,10 +28,10 @@ def talk(
 
 def draw(tokenizer: Any, conversation: Conversation, text: str, *, ended: bool = True, version: int = 1) -> Any:
     ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-    whole = conversation.trajectory.extended(
+    trajectory = conversation.trajectory.extended(
         "policy", ids, np.full(len(ids), -1.0, np.float32), version, "stop" if ended else "length"
     )
-    return conversation.add_turn(whole, text.removesuffix("<|im_end|>").removesuffix("<eos>"))
+    return conversation.add_turn(trajectory, text.removesuffix("<|im_end|>").removesuffix("<eos>"))
 
 
 def replied(text: str, reward: float = 0.0, done: bool = False) -> Reply:
@@ -45,17 +45,17 @@ def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
     assert conversation.ended is None
     draw(tokenizer, conversation, "Yes.<|im_end|>", version=2)
     conversation.add_reply(replied("Bye.", reward=0.5, done=True))
-    whole = conversation.trajectory
-    assert tokenizer.decode(whole.tokens) == (
+    trajectory = conversation.trajectory
+    assert tokenizer.decode(trajectory.tokens) == (
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"
     )
-    assert tokenizer.decode(whole.tokens[whole.response_mask]) == "2<|im_end|>Yes.<|im_end|>"
-    assert (conversation.ended, whole.turns, whole.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
+    assert tokenizer.decode(trajectory.tokens[trajectory.response_mask]) == "2<|im_end|>Yes.<|im_end|>"
+    assert (conversation.ended, trajectory.turns, trajectory.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
     last = len(tokenizer("2<|im_end|>")["input_ids"]) - 1
-    assert conversation.rewards == [(last, 0.25), (whole.response_tokens - 1, 0.5)]
+    assert conversation.rewards == [(last, 0.25), (trajectory.response_tokens - 1, 0.5)]
     assert conversation.states == [state_of(ASK.messages), state_of(replied("Sure?").messages)]
-    assert whole.response_turns.tolist() == [0] * (last + 1) + [1] * (whole.response_tokens - last - 1)
+    assert trajectory.response_turns.tolist() == [0] * (last + 1) + [1] * (trajectory.response_tokens - last - 1)
     assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
@@ -84,14 +84,14 @@ def test_a_limit_ends_it_and_says_which(limits: dict[str, int], turns: int, ende
 
 
 def test_a_state_is_what_the_environment_wrote_and_nothing_else() -> None:
-    tokenizer, one = talk()
+    tokenizer, first = talk()
     _, other = talk()
-    for conversation, drawn in ((one, "2<|im_end|>"), (other, "Two.<|im_end|>")):
-        draw(tokenizer, conversation, drawn)
-        conversation.add_reply(replied("Sure?", reward=float(conversation is one)))
-    assert one.states == other.states
-    assert one.states[0] != one.states[1]
-    assert all(0 <= state < 2**63 for state in one.states)
+    for conversation, turn_text in ((first, "2<|im_end|>"), (other, "Two.<|im_end|>")):
+        draw(tokenizer, conversation, turn_text)
+        conversation.add_reply(replied("Sure?", reward=float(conversation is first)))
+    assert first.states == other.states
+    assert first.states[0] != first.states[1]
+    assert all(0 <= state < 2**63 for state in first.states)
     tool = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "2"}
     assert state_of([tool]) == state_of([{**tool, "tool_call_id": "call00002"}])
     assert len({state_of([{**tool, key: "x"}]) for key in ("role", "name", "content")} | {state_of([tool])}) == 4
@@ -99,18 +99,20 @@ def test_a_state_is_what_the_environment_wrote_and_nothing_else() -> None:
 
 
 def test_without_messages_a_state_is_the_tokens_since_the_last_turn() -> None:
-    def turn(whole: Trajectory, *tokens: int, version: int = 1) -> Trajectory:
-        return whole.extended("policy", np.array(tokens, np.int32), -np.ones(len(tokens), np.float32), version)
+    def turn(trajectory: Trajectory, *tokens: int, version: int = 1) -> Trajectory:
+        return trajectory.extended("policy", np.array(tokens, np.int32), -np.ones(len(tokens), np.float32), version)
 
-    def told(whole: Trajectory, *tokens: int) -> Trajectory:
-        return whole.extended("environment", np.array(tokens, np.int32))
+    def told(trajectory: Trajectory, *tokens: int) -> Trajectory:
+        return trajectory.extended("environment", np.array(tokens, np.int32))
 
     prompt = Trajectory.of_prompt(np.array([1, 2], np.int32))
-    whole = turn(told(turn(told(turn(prompt, 3, 4), 1, 2), 5), 7), 6)  # its second turn was told what the prompt says
-    whole = turn(whole, 9, version=2)  # and the last one was continued with other weights
-    first, second, third = states_of(whole)
+    trajectory = turn(
+        told(turn(told(turn(prompt, 3, 4), 1, 2), 5), 7), 6
+    )  # its second turn was told what the prompt says
+    trajectory = turn(trajectory, 9, version=2)  # and the last one was continued with other weights
+    first, second, third = states_of(trajectory)
     assert first == second != third
-    assert len(states_of(whole)) == whole.turns == 1 + whole.response_turns[-1]
+    assert len(states_of(trajectory)) == trajectory.turns == 1 + trajectory.response_turns[-1]
     assert states_of(told(turn(prompt), 8)) == [first], "nothing was drawn in its turn"
 
 
@@ -133,11 +135,11 @@ def test_room_is_what_every_limit_leaves() -> None:
 def test_the_opener_that_another_drew_is_taken_back_with_its_log_prob() -> None:
     tokenizer, conversation = talk(template=of.BY_OPENER)
     draw(tokenizer, conversation, "2<eos>")
-    before = conversation.trajectory
+    previous = conversation.trajectory
     conversation.add_reply(replied("Sure?"))
-    after = conversation.trajectory
-    assert after.response_tokens == before.response_tokens - 1 == len(after.log_probs)
-    assert tokenizer.decode(after.tokens).endswith("2<|user|>\nSure?<|assistant|>\n")
+    updated = conversation.trajectory
+    assert updated.response_tokens == previous.response_tokens - 1 == len(updated.log_probs)
+    assert tokenizer.decode(updated.tokens).endswith("2<|user|>\nSure?<|assistant|>\n")
 
 
 def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
@@ -158,14 +160,16 @@ def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:
     conversation.add_reply(replied("Sure?<eos>", reward=0.25))
     draw(tokenizer, conversation, "yes</think>Yes.<eos>", version=2)
     conversation.add_reply(replied("", reward=0.5, done=True))
-    whole = conversation.finished()
-    first, second = (tokenizer.decode(branch.tokens) for branch in whole.branches)
+    trajectory = conversation.finished()
+    first, second = (tokenizer.decode(branch.tokens) for branch in trajectory.branches)
     assert first == "<|user|>1+1?<|assistant|><think>\none and one</think>2<eos>"
     assert second == "<|user|>1+1?<|assistant|>2<eos><|user|>Sure?<\u200beos><|assistant|><think>\nyes</think>Yes.<eos>"
-    assert tokenizer.decode(whole.tokens[whole.response_mask]) == "one and one</think>2<eos>yes</think>Yes.<eos>"
-    assert (whole.turns, whole.versions, conversation.reward) == (2, [1, 2], 0.75)
-    assert whole.response_turns.max() == 1
-    assert whole.prompt_tokens == whole.branches[0].prompt_tokens
+    assert (
+        tokenizer.decode(trajectory.tokens[trajectory.response_mask]) == "one and one</think>2<eos>yes</think>Yes.<eos>"
+    )
+    assert (trajectory.turns, trajectory.versions, conversation.reward) == (2, [1, 2], 0.75)
+    assert trajectory.response_turns.max() == 1
+    assert trajectory.prompt_tokens == trajectory.branches[0].prompt_tokens
 
 
 def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
@@ -191,8 +195,8 @@ def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
     ("limits", "ended"), [({"tokens": 40}, None), ({"tokens": 30}, "tokens"), ({"sample_tokens": 58}, "tokens")]
 )
 def test_branches_have_a_limit_each_and_one_together(limits: dict[str, int], ended: str | None) -> None:
-    most = Limits(**{**{"turns": 9, "turn_tokens": 99, "response_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
-    tokenizer, conversation = talk(most, of.THINKING, "", "per_cycle")
+    bounds = Limits(**{**{"turns": 9, "turn_tokens": 99, "response_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
+    tokenizer, conversation = talk(bounds, of.THINKING, "", "per_cycle")
     draw(tokenizer, conversation, "one and one</think>2<eos>")
     conversation.add_reply(replied("Sure?"))
     assert conversation.ended == ended

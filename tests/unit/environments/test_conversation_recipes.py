@@ -34,8 +34,8 @@ def tokenizer() -> Any:
 
 
 def test_there_is_one_of_each_built_in_environment() -> None:
-    named = {recipes.load(name).values["environment.name"] for name in NAMES}
-    assert named == {"calculator", "code_repair", "countdown", "guess_number", "python", "search"}
+    environment_names = {recipes.load(name).values["environment.name"] for name in NAMES}
+    assert environment_names == {"calculator", "code_repair", "countdown", "guess_number", "python", "search"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,22 +27,22 @@ def played(proof: dict[str, Any], count: int) -> Any:
 
 
 def test_random_conversations_are_what_the_engine_saw_and_drew(proof: dict[str, Any]) -> None:
-    found = played(proof, 40)
-    assert not found.wrong
-    assert found.conversations == 40
-    assert found.turns > 80
-    assert found.equal == found.comparable > 10
+    result = played(proof, 40)
+    assert not result.wrong
+    assert result.conversations == 40
+    assert result.turns > 80
+    assert result.equal == result.comparable > 10
 
 
 def test_the_proof_finds_a_token_too_many(proof: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sound = TurnTemplate.append
 
-    def twice(self: TurnTemplate, *given: Any) -> Any:
-        found = sound(self, *given)
-        return found._replace(tokens=[*found.tokens[:1], *found.tokens])
+    def twice(self: TurnTemplate, *args: Any) -> Any:
+        appended = sound(self, *args)
+        return appended._replace(tokens=[*appended.tokens[:1], *appended.tokens])
 
     monkeypatch.setattr(TurnTemplate, "append", twice)
-    found = played(proof, 10)
-    assert found.comparable > 0
-    assert len(found.wrong) == found.comparable
-    assert found.equal == 0
+    result = played(proof, 10)
+    assert result.comparable > 0
+    assert len(result.wrong) == result.comparable
+    assert result.equal == 0

@@ -74,9 +74,9 @@ def test_a_turn_with_several_numbers_or_none_is_no_guess(text: str) -> None:
     game = begun(GuessNumber(questions=2))
     assert 1 < game.number < 100
     hedged = text.replace("{n}", str(game.number)).replace("{m}", str(game.number - 1))
-    for asked in (1, 2):
+    for attempt in (1, 2):
         reply = said(game, hedged)
-        assert (reply.reward, reply.done) == (0.0, asked == 2)
+        assert (reply.reward, reply.done) == (0.0, attempt == 2)
         assert str(game.number) not in "".join(message["content"] for message in reply.messages)
 
 
@@ -138,9 +138,9 @@ def test_a_hedged_expression_or_a_claim_is_not_rewarded() -> None:
         "<answer>" + "(" * 9999 + "</answer>",
     ]
     game = begun(Countdown(attempts=len(attacks)), row)
-    for place, attack in enumerate(attacks, 1):
+    for index, attack in enumerate(attacks, 1):
         reply = said(game, attack)
-        assert (reply.reward, reply.done) == (0.0, place == len(attacks))
+        assert (reply.reward, reply.done) == (0.0, index == len(attacks))
         answered = "".join(message["content"] for message in reply.messages)
         assert "(5 + 7) * 3" not in answered or "(5 + 7) * 3" in attack
         assert len(answered) < 500
@@ -175,17 +175,17 @@ def test_text_of_a_tool_opens_no_turn_and_is_not_the_policys(tool: str, corpus: 
 
     def drew(text: str) -> None:
         ids = np.array(tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"], np.int32)
-        whole = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 1, "stop")
-        message = json.loads(json.dumps(conversation.add_turn(whole, text)))
+        trajectory = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 1, "stop")
+        message = json.loads(json.dumps(conversation.add_turn(trajectory, text)))
         conversation.add_reply(reply_of(json.loads(json.dumps(environment.step(message)))))
 
     drew(f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>")
     assert SECRET in conversation.messages[-1]["content"], "the tool has shown it"
     drew("It is what the tool says.")
-    whole = conversation.trajectory
+    final_trajectory = conversation.trajectory
     assert (conversation.ended, conversation.reward) == ("done", 0.0)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert (whole.tokens == end).sum() == 4, "one of each turn: what the tool wrote closes none"
+    assert (final_trajectory.tokens == end).sum() == 4, "one of each turn: what the tool wrote closes none"
     last = conversation.messages[-1]
     assert (last["role"], verify(VerifyRequest(last["content"], "4711")).score) == ("assistant", 0.0)
 
@@ -242,10 +242,10 @@ def test_no_answer_is_reachable_from_the_sandbox(backend: str, tmp_path: Path, m
     monkeypatch.setenv("ANSWER", SECRET)
     monkeypatch.chdir(tmp_path)
     environment = begun(Python(timeout_s=10.0))
-    places = f"PATH, NAME, PIDS = {str(data)!r}, {data.name!r}, [{os.getpid()}]"
+    constants = f"PATH, NAME, PIDS = {str(data)!r}, {data.name!r}, [{os.getpid()}]"
     wanted = f"REVERSED = {SECRET[::-1]!r}"
     for code, expected in (
-        (f"{places}\n{wanted}\n{READ_EVERYTHING}", "[]\n"),
+        (f"{constants}\n{wanted}\n{READ_EVERYTHING}", "[]\n"),
         ("look(REVERSED[::-1], 'x'); found", "['x']\n"),
     ):
         (message,) = said(environment, "", ("python", {"code": code})).messages

@@ -125,8 +125,8 @@ def opened(environments: Environments, row: Prompt = ROW) -> tuple[Conversation,
 
 def speak(conversation: Conversation, tokenizer: Any, text: str = "a") -> None:
     ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
-    drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
-    conversation.add_turn(drawn, text)
+    trajectory = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
+    conversation.add_turn(trajectory, text)
 
 
 @pytest.mark.parametrize("how", ["bytes", "struct", "pillow", "array"])
@@ -145,23 +145,23 @@ def test_each_form_of_an_image_becomes_what_the_model_sees(
         speak(conversation, tokenizer)
         reply = session.step(SAID).result(60)
         conversation.add_reply(reply)
-    whole = conversation.trajectory
+    trajectory = conversation.trajectory
     first, second = image_processor.process([FIRST]), image_processor.process([SECOND])
-    assert [np.array_equal(*both) for both in zip(whole.images, (*first, *second), strict=True)] == [True, True]
-    assert whole.images[0] is first[0], "equal images are one array"
-    assert [(span.speaker, span.image_count) for span in whole.spans] == [
+    assert [np.array_equal(*pair) for pair in zip(trajectory.images, (*first, *second), strict=True)] == [True, True]
+    assert trajectory.images[0] is first[0], "equal images are one array"
+    assert [(span.speaker, span.image_count) for span in trajectory.spans] == [
         ("prompt", 1),
         ("policy", 0),
         ("environment", 1),
     ]
-    counts = [rule.tokens(one.shape[1], one.shape[0]) for one in whole.images]
-    assert (whole.tokens == rule.token).sum() == sum(counts)
-    assert rule.starts(whole.tokens, whole.images)[1] > whole.spans[1].end
-    text = tokenizer.decode(whole.tokens)
+    counts = [rule.tokens(image.shape[1], image.shape[0]) for image in trajectory.images]
+    assert (trajectory.tokens == rule.token).sum() == sum(counts)
+    assert rule.starts(trajectory.tokens, trajectory.images)[1] > trajectory.spans[1].end
+    text = tokenizer.decode(trajectory.tokens)
     assert "And <\u200bimage>: " in text, "a text that names the marker shows nothing"
-    said = conversation.messages[-1]
-    assert (said["content"], said["images"][0]["width"]) == ("And <\u200bimage>: <image>", 30)
-    digests = [one["digest"] for m in conversation.messages for one in m.get("images", ())]
+    message = conversation.messages[-1]
+    assert (message["content"], message["images"][0]["width"]) == ("And <\u200bimage>: <image>", 30)
+    digests = [image["digest"] for m in conversation.messages for image in m.get("images", ())]
     assert list(conversation.copies) == digests
     assert [size_of(copy) for copy in conversation.copies.values()] == [(84, 56), (30, 60)]
 
@@ -233,8 +233,8 @@ def test_slow_images_are_not_the_environments_fault(
         config, [config.environment.name], tokenizer, [1], image_processor=ImageProcessor(rule)
     ) as environments:
         pids = environments.pids
-        asked = [environments.session(row).reset(row_of(row), 0) for row in rows]
-        assert all(one.result(60).processed_images for one in asked)
+        replies = [environments.session(row).reset(row_of(row), 0) for row in rows]
+        assert all(pending.result(60).processed_images for pending in replies)
         assert environments.pids == pids
 
 
@@ -269,8 +269,8 @@ def test_a_tool_shows_an_image(folder: Path, rule: ImageRule, tokenizer: Any) ->
         conversation, session = opened(environments)
         text = '<tool_call>{"name": "look", "arguments": {"place": 3}}</tool_call>'
         ids = np.array([*tokenizer(text)["input_ids"], tokenizer.eos_token_id], np.int32)
-        drawn = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
-        conversation.add_reply(session.step(conversation.add_turn(drawn, text)).result(60))
+        trajectory = conversation.trajectory.extended("policy", ids, np.zeros(len(ids), np.float32), 0, "stop")
+        conversation.add_reply(session.step(conversation.add_turn(trajectory, text)).result(60))
     assert conversation.ended is None
     assert [span.image_count for span in conversation.trajectory.spans] == [1, 0, 1]
     assert conversation.messages[-1]["content"] == "<image>at 3"
@@ -291,9 +291,9 @@ def test_the_pages_tool_shows_an_image(tmp_path: Path, rule: ImageRule, tokenize
 
 
 def replied(images: tuple[bytes, ...], text: str, image_processor: ImageProcessor) -> Reply:
-    parts: list[Any] = [{"type": "image", "image": {"base64": base64.b64encode(one).decode()}} for one in images]
-    found = reply_of([[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], 0.0, False])
-    return replace(found, images=(), processed_images=image_processor.process(found.images))
+    parts: list[Any] = [{"type": "image", "image": {"base64": base64.b64encode(png).decode()}} for png in images]
+    reply = reply_of([[{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], 0.0, False])
+    return replace(reply, images=(), processed_images=image_processor.process(reply.images))
 
 
 def test_a_past_that_is_rendered_anew_shows_its_images_again(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
@@ -306,13 +306,17 @@ def test_a_past_that_is_rendered_anew_shows_its_images_again(folder: Path, rule:
     speak(conversation, tokenizer)
     conversation.add_reply(replied((SECOND,), "more", image_processor))
     speak(conversation, tokenizer)
-    whole = conversation.trajectory
-    assert [len(branch.images) for branch in whole.branches] == [1, 2]
-    assert [id(one) for one in whole.branch_images] == [id(one) for one in image_processor.process([FIRST, SECOND])]
-    for branch in whole.branches:
+    trajectory = conversation.trajectory
+    assert [len(branch.images) for branch in trajectory.branches] == [1, 2]
+    assert [id(image) for image in trajectory.branch_images] == [
+        id(image) for image in image_processor.process([FIRST, SECOND])
+    ]
+    for branch in trajectory.branches:
         rule.starts(branch.tokens, branch.images)  # as many tokens as they have
-    assert [id(one) for one in Trajectory.joined(whole.branches).images] == [id(one) for one in whole.images]
-    assert len(whole.until_turn(1).images) == 1
+    assert [id(image) for image in Trajectory.joined(trajectory.branches).images] == [
+        id(image) for image in trajectory.images
+    ]
+    assert len(trajectory.until_turn(1).images) == 1
 
 
 def test_a_long_message_keeps_its_images_when_it_is_cut(folder: Path, rule: ImageRule, tokenizer: Any) -> None:
@@ -335,11 +339,11 @@ def test_images_without_room_end_the_conversation(folder: Path, rule: ImageRule,
     ) as environments:
         conversation, _ = opened(environments)
     speak(conversation, tokenizer)
-    before = conversation.trajectory
-    conversation.limits = replace(conversation.limits, tokens=len(before.tokens) + 6)
+    previous = conversation.trajectory
+    conversation.limits = replace(conversation.limits, tokens=len(previous.tokens) + 6)
     conversation.add_reply(replied((SECOND,), "", image_processor))
     assert conversation.ended == "tokens"
-    assert conversation.finished().tokens is before.tokens
+    assert conversation.finished().tokens is previous.tokens
     assert len(conversation.finished().images) == 1
 
 
@@ -386,8 +390,8 @@ def gateway(tokenizer: Any, rule: ImageRule, asked: Asked) -> Iterator[Gateway]:
 
 
 def post(session: Any, messages: list[Any]) -> httpx.Response:
-    given = {"Authorization": f"Bearer {session.token}"}
-    return httpx.post(f"{session.url}/chat/completions", json={"messages": messages}, headers=given)
+    headers = {"Authorization": f"Bearer {session.token}"}
+    return httpx.post(f"{session.url}/chat/completions", json={"messages": messages}, headers=headers)
 
 
 def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, asked: Asked) -> None:
@@ -401,13 +405,13 @@ def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRul
     first, second = (branch.trajectory for branch in session.branches)
     assert [span.image_count for span in first.spans] == [1, 0, 1, 0]
     assert [span.image_count for span in second.spans] == [2, 0], "another image is another past"
-    for whole in (first, second):
-        rule.starts(whole.tokens, whole.images)
+    for trajectory in (first, second):
+        rule.starts(trajectory.tokens, trajectory.images)
     assert [len(ask.images) for ask in asked.asks] == [1, 2, 2]
     assert len(session.record.copies) == 2
     tokens = {"token_ids": [rule.token], "sampling_params": {}}
-    given = {"Authorization": f"Bearer {session.token}"}
-    refused = httpx.post(f"{session.url[:-3]}/inference/v1/generate", json=tokens, headers=given)
+    headers = {"Authorization": f"Bearer {session.token}"}
+    refused = httpx.post(f"{session.url[:-3]}/inference/v1/generate", json=tokens, headers=headers)
     assert (refused.status_code, "stand for images" in refused.text) == (400, True)
 
 
@@ -454,14 +458,14 @@ def test_a_marker_in_pieces_shows_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_policy_spells_is_no_image(kind: str) -> None:
-    own, seen = speaking(kind), image_rule(vision_config(kind))
-    template = TurnTemplate(own, [own.eos_token_id], never=seen.never)
-    spelled = "".join(own.convert_ids_to_tokens(list(seen.never)))
+    tokenizer, seen = speaking(kind), image_rule(vision_config(kind))
+    template = TurnTemplate(tokenizer, [tokenizer.eos_token_id], never=seen.never)
+    spelled = "".join(tokenizer.convert_ids_to_tokens(list(seen.never)))
     call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"at": [spelled]}}}
-    said = {"role": "assistant", "content": spelled, "tool_calls": [call]}
-    ids = template.first([template.prepared(message) for message in ({"role": "user", "content": spelled}, said)])
+    turn = {"role": "assistant", "content": spelled, "tool_calls": [call]}
+    ids = template.first([template.prepared(message) for message in ({"role": "user", "content": spelled}, turn)])
     assert set(seen.never).isdisjoint(ids)
-    assert "\u200b" in own.decode(ids)
+    assert "\u200b" in tokenizer.decode(ids)
 
 
 def test_an_agent_of_a_model_of_text_is_told(tokenizer: Any, asked: Asked) -> None:

@@ -60,15 +60,15 @@ def echoed(message: Any) -> dict[str, Any]:
     return sent | {"content": None if "tool_calls" in sent else f"\n{sent['content']} "}
 
 
-def call_and_answer(session: GatewaySession, messages: list[Any], **more: Any) -> list[Any]:
+def call_and_answer(session: GatewaySession, messages: list[Any], **options: Any) -> list[Any]:
     """A turn that calls the tool, its result, and the turn that uses it; returns all messages."""
-    asked = client(session).chat.completions.create(model="any", messages=messages, tools=TOOLS, **more)
-    (call,) = asked.choices[0].message.tool_calls
-    assert (asked.choices[0].finish_reason, call.function.name) == ("tool_calls", "add")
+    completion = client(session).chat.completions.create(model="any", messages=messages, tools=TOOLS, **options)
+    (call,) = completion.choices[0].message.tool_calls
+    assert (completion.choices[0].finish_reason, call.function.name) == ("tool_calls", "add")
     assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
     result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
-    messages = [*messages, echoed(asked.choices[0].message), result]
-    answer = client(session).chat.completions.create(model="any", messages=messages, tools=TOOLS, **more)
+    messages = [*messages, echoed(completion.choices[0].message), result]
+    answer = client(session).chat.completions.create(model="any", messages=messages, tools=TOOLS, **options)
     assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("stop", "It is 5.")
     return [*messages, echoed(answer.choices[0].message)]
 
@@ -82,14 +82,18 @@ def test_a_conversation_with_tools_is_one_trajectory_of_the_engines_ids(engine: 
         model="any", messages=[*messages, {"role": "user", "content": "Sure?"}], tools=TOOLS, max_tokens=9
     )
     (branch,) = session.branches
-    whole = branch.trajectory
+    trajectory = branch.trajectory
     assert len(engine.seen) == 3
-    assert is_recorded(engine.seen, [whole])
-    assert (whole.turns, whole.versions, len(whole.log_probs)) == (3, [4, 4, 4], whole.response_tokens)
-    assert [span.speaker for span in whole.spans] == ["prompt", *["policy", "environment"] * 2, "policy"]
-    text = engine.tokenizer.decode(whole.tokens)
+    assert is_recorded(engine.seen, [trajectory])
+    assert (trajectory.turns, trajectory.versions, len(trajectory.log_probs)) == (
+        3,
+        [4, 4, 4],
+        trajectory.response_tokens,
+    )
+    assert [span.speaker for span in trajectory.spans] == ["prompt", *["policy", "environment"] * 2, "policy"]
+    text = engine.tokenizer.decode(trajectory.tokens)
     assert f"2+3?<|assistant|>{CALL}<eos><|user|>add gives 5<|assistant|>It is 5.<eos><|user|>Sure?" in text
-    assert engine.tokenizer.decode(whole.tokens[whole.response_mask]).startswith(f"{CALL}<eos>It is 5.<eos>")
+    assert engine.tokenizer.decode(trajectory.tokens[trajectory.response_mask]).startswith(f"{CALL}<eos>It is 5.<eos>")
     assert [message["role"] for message in branch.messages] == [
         "user",
         *["assistant", "tool", "assistant"],
@@ -126,9 +130,9 @@ def test_a_streamed_answer_is_the_same(engine: Any, gateway: Gateway) -> None:
             calls += choice.delta.tool_calls or []
             reason = choice.finish_reason or reason
             pairs += choice.logprobs.content if choice.logprobs else []
-    ((prompt, drawn),) = engine.seen
+    ((prompt, generated),) = engine.seen
     assert (text, reason, [call.function.name for call in calls]) == ("", "tool_calls", ["add"])
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(drawn))
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(generated))
     assert "".join(pair.token for pair in pairs) == f"{CALL}<eos>"
     assert [pair.logprob for pair in pairs] == pytest.approx(session.branches[0].trajectory.log_probs.tolist())
 
@@ -137,11 +141,11 @@ def test_a_stop_text_ends_the_turn_at_its_token(engine: Any, gateway: Gateway) -
     session = gateway.open()
     answer = client(session).chat.completions.create(model="any", messages=ASK, stop=["STOP", "never"])
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is 5. ", "stop")
-    whole = session.branches[0].trajectory
-    assert engine.tokenizer.decode(whole.tokens[whole.response_mask]) == "It is 5. STOP"
-    assert len(whole.log_probs) == answer.usage.completion_tokens == len("It is 5. STOP")
-    more = [*ASK, echoed(answer.choices[0].message), {"role": "user", "content": "Go on."}]
-    client(session).chat.completions.create(model="any", messages=more, max_tokens=3)
+    trajectory = session.branches[0].trajectory
+    assert engine.tokenizer.decode(trajectory.tokens[trajectory.response_mask]) == "It is 5. STOP"
+    assert len(trajectory.log_probs) == answer.usage.completion_tokens == len("It is 5. STOP")
+    messages = [*ASK, echoed(answer.choices[0].message), {"role": "user", "content": "Go on."}]
+    client(session).chat.completions.create(model="any", messages=messages, max_tokens=3)
     (branch,) = session.branches
     assert "It is 5. STOP<eos><|user|>Go on.<|assistant|>" in engine.tokenizer.decode(branch.trajectory.tokens)
 
@@ -267,8 +271,8 @@ def test_limits_end_a_session_and_say_which(engine: TaughtEngine) -> None:
 
 
 def test_the_branches_of_a_session_have_a_limit_together(engine: TaughtEngine) -> None:
-    def branches(most: int, *asks: list[Any]) -> list[int]:
-        limits = Limits(turns=9, turn_tokens=10, response_tokens=800, tokens=100, sample_tokens=most)
+    def branches(sample_limit: int, *asks: list[Any]) -> list[int]:
+        limits = Limits(turns=9, turn_tokens=10, response_tokens=800, tokens=100, sample_tokens=sample_limit)
         with Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway:
             session = gateway.open()
             for ask in asks:
@@ -278,9 +282,11 @@ def test_the_branches_of_a_session_have_a_limit_together(engine: TaughtEngine) -
     other = [{"role": "user", "content": "hi"}]
     first, second = branches(999, ASK, other)
     assert branches(first + second - 3, ASK, other) == [first, second - 3]
-    most = first + second - 10
-    with pytest.raises(openai.BadRequestError, match=f"at its limit of {most} tokens, all its branches together"):
-        branches(most, ASK, other)
+    sample_limit = first + second - 10
+    with pytest.raises(
+        openai.BadRequestError, match=f"at its limit of {sample_limit} tokens, all its branches together"
+    ):
+        branches(sample_limit, ASK, other)
 
 
 def test_a_reward_is_posted_and_is_a_number(gateway: Gateway) -> None:

@@ -111,10 +111,10 @@ def run(
     do: str,
     deadline_s: float = 60,
     variables: Sequence[str] = (),
-    **more: Any,
+    **extra: Any,
 ) -> AgentRun:
     engine.seen.clear()
-    row = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": do, **more}}
+    row = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": do, **extra}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
         options: dict[str, Any] = {"deadline_s": deadline_s, "variables": variables}
         return run_agent(gateway, gateway.open(version=2), command, row, **options).result(90)
@@ -132,9 +132,9 @@ def test_an_agents_turns_and_its_reward_are_a_sample(
     engine: TaughtEngine, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    found = run(engine, agent, "reward")
-    (branch,) = found.branches
-    assert (found.reward, found.ended) == (0.75, None)
+    outcome = run(engine, agent, "reward")
+    (branch,) = outcome.branches
+    assert (outcome.reward, outcome.ended) == (0.75, None)
     assert is_recorded(engine.seen, [branch.trajectory])
     assert (branch.trajectory.turns, branch.trajectory.versions) == (2, [2, 2])
 
@@ -142,13 +142,13 @@ def test_an_agents_turns_and_its_reward_are_a_sample(
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the program asks with curl")
 def test_the_shell_program_of_the_page_posts_its_reward(engine: TaughtEngine, tmp_path: Path) -> None:
     (tmp_path / "agent").write_text(blocks("gateway.md", "text")[0])
-    found = run(engine, f"sh {tmp_path}/agent", "")
-    assert (found.reward, found.reward_refused, found.branches[0].trajectory.turns) == (0.0, "", 1)
+    outcome = run(engine, f"sh {tmp_path}/agent", "")
+    assert (outcome.reward, outcome.reward_refused, outcome.branches[0].trajectory.turns) == (0.0, "", 1)
 
 
 def test_an_agent_that_a_limit_stops_has_not_failed(engine: TaughtEngine, agent: str) -> None:
-    found = run(engine, agent, "more")
-    assert (found.ended, found.reward, found.branches[0].trajectory.turns) == ("turns", None, 3)
+    outcome = run(engine, agent, "more")
+    assert (outcome.ended, outcome.reward, outcome.branches[0].trajectory.turns) == ("turns", None, 3)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,13 @@ def test_an_agent_inherits_what_it_needs_and_what_is_named(
     for name, value in (SECRETS | {"LC_TIME": "C", "SSL_CERT_FILE": "/ca.pem", "NO_PROXY": "intranet"}).items():
         monkeypatch.setenv(name, value)
     run(engine, agent, "variables", variables=named, file=str(tmp_path / "variables"))
-    found = json.loads((tmp_path / "variables").read_text())
-    assert {name: found.get(name) for name in SECRETS if name in found} == {name: SECRETS[name] for name in named}
-    assert (found["LC_TIME"], found["SSL_CERT_FILE"]) == ("C", "/ca.pem")
-    assert found["PATH"] == os.environ["PATH"]
-    assert found["NO_PROXY"] == found["no_proxy"] == "intranet,127.0.0.1,localhost"
+    variables = json.loads((tmp_path / "variables").read_text())
+    assert {name: variables.get(name) for name in SECRETS if name in variables} == {
+        name: SECRETS[name] for name in named
+    }
+    assert (variables["LC_TIME"], variables["SSL_CERT_FILE"]) == ("C", "/ca.pem")
+    assert variables["PATH"] == os.environ["PATH"]
+    assert variables["NO_PROXY"] == variables["no_proxy"] == "intranet,127.0.0.1,localhost"
 
 
 def test_an_agent_that_lacks_a_variable_says_how_to_pass_it_on(

@@ -215,10 +215,10 @@ def test_sessions_that_are_alone_are_worked_at_one_by_one(file: Path) -> None:
         for session in (dies, waits, other):
             session.reset(ROW, 0).result(20)
         assert causes(dies.step(said("wait and die")), waits.step(said("nap"))) == [Cause.OWN, Cause.ANOTHER]
-        again = [host.session(alone=True) for _ in range(3)]
-        for session in again:
+        reopened = [host.session(alone=True) for _ in range(3)]
+        for session in reopened:
             session.reset(ROW, 0).result(20)
-        assert [session.step(said("nap")).result(20).done for session in again] == [True] * 3
+        assert [session.step(said("nap")).result(20).done for session in reopened] == [True] * 3
         assert other.step(said("0")).result(20).messages[0]["content"] == "no"  # in another process
 
 
@@ -385,8 +385,8 @@ def test_an_environment_inherits_all_but_secrets_that_are_not_named(
     for name in (*secrets, "MY_DATA"):
         monkeypatch.setenv(name, "a value")
 
-    def variables(*named: str) -> set[str]:
-        with EnvironmentHost(EnvironmentSpec(f"{tmp_path}/shows.py:Shows", variables=named)) as host:
+    def variables(*names: str) -> set[str]:
+        with EnvironmentHost(EnvironmentSpec(f"{tmp_path}/shows.py:Shows", variables=names)) as host:
             (message,) = host.session().reset({}, 0).result(20).messages
         return set(str(message["content"]).splitlines())
 

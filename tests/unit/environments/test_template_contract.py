@@ -32,8 +32,8 @@ LEAVES_OUT = "{% set messages = messages | rejectattr('role', 'equalto', 'tool')
 @pytest.mark.parametrize("template", [of.CHATML, of.DATED, of.BY_OPENER, of.BY_EOS])
 def test_a_template_that_appends_agrees_at_every_boundary(template: str) -> None:
     tokenizer = bpe_tokenizer_with(template)
-    found = check(tokenizer, [tokenizer.eos_token_id])
-    assert [(each.name, each.agreement) for each in found] == [(name, Agreement.EXACT) for name in BOUNDARIES]
+    findings = check(tokenizer, [tokenizer.eos_token_id])
+    assert [(each.name, each.agreement) for each in findings] == [(name, Agreement.EXACT) for name in BOUNDARIES]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_template_that_appends_agrees_at_every_boundary(template: str) -> None
 )
 def test_a_boundary_that_differs_is_named(template: str, agreement: Agreement, names: list[str]) -> None:
     tokenizer = bpe_tokenizer_with(template)
-    found = check(tokenizer, [tokenizer.eos_token_id])
-    assert [each.name for each in found if each.agreement is agreement] == names
-    assert all(each.detail for each in found if each.agreement is not Agreement.EXACT)
+    findings = check(tokenizer, [tokenizer.eos_token_id])
+    assert [each.name for each in findings if each.agreement is agreement] == names
+    assert all(each.detail for each in findings if each.agreement is not Agreement.EXACT)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_the_doctor_names_the_boundary_that_breaks(tmp_path: Path, capfd: pytest
     assert [line.split("rendered")[0].split("fail")[1].strip() for line in lines if "fail" in line] == COUNTS
     bpe_tokenizer_with(of.CHATML).save_pretrained(tmp_path / "sound")
     assert main(["doctor", "--template", str(tmp_path / "sound"), "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert told["ok"]
-    assert {check["status"] for check in told["checks"]} == {"pass"}
+    report = json.loads(capfd.readouterr().out)
+    assert report["ok"]
+    assert {check["status"] for check in report["checks"]} == {"pass"}
     assert main(["doctor", "--template", str(tmp_path / "nowhere")]) == 2
     assert "has no tokenizer to load" in capfd.readouterr().err

@@ -182,8 +182,8 @@ def test_a_call_gets_its_result_or_what_was_wrong_with_it(name: str, arguments: 
     ],
 )
 def test_an_argument_is_read_by_its_schema(value: Any, schema: dict[str, Any], read: Any) -> None:
-    found = argument_of(value, schema)
-    assert (found, type(found)) == (read, type(read))
+    parsed = argument_of(value, schema)
+    assert (parsed, type(parsed)) == (read, type(read))
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_async_functions_are_awaited_in_order() -> None:
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": {"number": number}}}
-            for place, (name, number) in enumerate(calls)
+            {"id": f"call{index:05}", "type": "function", "function": {"name": name, "arguments": {"number": number}}}
+            for index, (name, number) in enumerate(calls)
         ],
     }
     reply = reply_of(list(asyncio.run(ToolEnvironment([plain, slow, later]).step(message))))

@@ -97,19 +97,19 @@ def test_random_conversations_equal_one_rendering(template: str, by_words: bool)
         messages: list[dict[str, Any]] = [{"role": "user", "content": text_from(draw)}]
         ids = turns.first(messages)
         for _ in range(draw.randint(1, 4)):
-            said = text_from(draw)
-            drawn = tokenizer(said, add_special_tokens=False)["input_ids"]
+            response = text_from(draw)
+            response_ids = tokenizer(response, add_special_tokens=False)["input_ids"]
             closed = draw.random() < 0.8 and template != of.BY_OPENER
-            drawn += [chat_template.end_of_turn(tokenizer)] * closed
+            response_ids += [chat_template.end_of_turn(tokenizer)] * closed
             answer = {"role": "user", "content": text_from(draw)}
-            dropped, tokens = turns.append(drawn, [answer])
+            dropped, tokens = turns.append(response_ids, [answer])
             assert dropped == 0
-            ids = [*ids, *drawn, *tokens]
-            messages += [{"role": "assistant", "content": said}, answer]
-        whole = turns.first(messages)
-        assert tokenizer.decode(ids) == tokenizer.decode(whole)
+            ids = [*ids, *response_ids, *tokens]
+            messages += [{"role": "assistant", "content": response}, answer]
+        rendered = turns.first(messages)
+        assert tokenizer.decode(ids) == tokenizer.decode(rendered)
         if by_words:
-            assert ids == whole
+            assert ids == rendered
 
 
 def text_from(draw: random.Random) -> str:

@@ -22,9 +22,9 @@ RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def red_image(width: int = 6, height: int = 4, mode: str = "RGB") -> Image.Image:
@@ -38,34 +38,34 @@ def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def png(width: int, height: int, pixels: bytes = b"", *more: bytes, depth: int = 1) -> bytes:
+def png(width: int, height: int, pixels: bytes = b"", *chunks: bytes, depth: int = 1) -> bytes:
     """A greyscale PNG by hand."""
     header = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
-    body = (chunk(b"IHDR", header), *more, chunk(b"IDAT", zlib.compress(pixels)), chunk(b"IEND", b""))
+    body = (chunk(b"IHDR", header), *chunks, chunk(b"IDAT", zlib.compress(pixels)), chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_an_image_of_each_kind_is_decoded(kind: str) -> None:
     data = encoded(red_image(), kind, **({"lossless": True} if kind == "WEBP" else {}))
-    found = decode(data)
-    assert (found.mode, found.size, size_of(data)) == ("RGB", (6, 4), (6, 4))
-    assert np.array_equal(np.asarray(found), np.asarray(red_image()))
+    image = decode(data)
+    assert (image.mode, image.size, size_of(data)) == ("RGB", (6, 4), (6, 4))
+    assert np.array_equal(np.asarray(image), np.asarray(red_image()))
 
 
 def test_a_jpeg_is_decoded_in_colour_grey_and_cmyk() -> None:
     for mode in ("RGB", "L", "CMYK"):
-        found = decode(encoded(Image.new("RGB", (16, 16), RED).convert(mode), "JPEG", quality=95))
+        image = decode(encoded(Image.new("RGB", (16, 16), RED).convert(mode), "JPEG", quality=95))
         expected = (76, 76, 76) if mode == "L" else RED
-        assert found.mode == "RGB"
-        assert np.abs(np.asarray(found, int) - expected).max() <= 3
+        assert image.mode == "RGB"
+        assert np.abs(np.asarray(image, int) - expected).max() <= 3
 
 
 def test_a_16_bit_greyscale_is_scaled_and_not_clipped() -> None:
     levels = np.array([[0, 255, 256, 32768, 65535]], np.uint16)
     for kind in ("PNG", "TIFF"):
-        found = np.asarray(decode(encoded(Image.fromarray(levels), kind)))
-        assert found[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+        pixels = np.asarray(decode(encoded(Image.fromarray(levels), kind)))
+        assert pixels[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
 def test_transparent_pixels_are_white() -> None:
@@ -77,8 +77,8 @@ def test_transparent_pixels_are_white() -> None:
     palette.putpalette([0, 255, 0, 255, 0, 0])
     palette.putpixel((0, 0), 1)
     for kind in ("PNG", "GIF"):
-        found = decode(encoded(palette, kind, transparency=0))
-        assert [found.getpixel((x, 0)) for x in (0, 1)] == [RED, (255, 255, 255)]
+        image = decode(encoded(palette, kind, transparency=0))
+        assert [image.getpixel((x, 0)) for x in (0, 1)] == [RED, (255, 255, 255)]
     grey = decode(encoded(Image.new("L", (1, 1), 7), transparency=7))
     assert grey.getpixel((0, 0)) == (255, 255, 255)
 
@@ -96,9 +96,9 @@ def test_the_orientation_in_the_metadata_is_applied(kind: str, orientation: int)
     options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}}.get(kind, {})
     data = encoded(stored, kind, exif=exif, **options)
     assert size_of(data) == (32, 16)
-    found = np.asarray(decode(data), int)
-    assert found.shape == (16, 32, 3)
-    assert np.abs(found - np.asarray(upright, int)).max() <= (4 if kind == "JPEG" else 0)
+    pixels = np.asarray(decode(data), int)
+    assert pixels.shape == (16, 32, 3)
+    assert np.abs(pixels - np.asarray(upright, int)).max() <= (4 if kind == "JPEG" else 0)
 
 
 def test_broken_metadata_leaves_the_image_as_it_is() -> None:
@@ -161,14 +161,14 @@ def test_pixels_that_are_no_data_are_refused() -> None:
 
 
 def test_neither_function_prints_a_warning_nor_changes_settings_of_pil() -> None:
-    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    settings = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for data, _ in REFUSED.values():
             with pytest.raises(BadImage):
                 decode(data)
     assert not caught
-    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+    assert settings == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
 def test_a_header_is_read_without_the_pixels() -> None:
@@ -188,10 +188,10 @@ SEEDS = [encoded(red_image(), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "
 @given(seed=st.sampled_from(SEEDS), changes=st.dictionaries(st.integers(0, 10**4), st.integers(0, 255), max_size=6))
 def test_changed_bytes_give_an_image_or_a_refusal(seed: bytes, changes: dict[int, int]) -> None:
     data = bytearray(seed)
-    for place, byte in changes.items():
-        data[place % len(data)] = byte
+    for offset, byte in changes.items():
+        data[offset % len(data)] = byte
     try:
-        found = decode(bytes(data))
+        image = decode(bytes(data))
     except BadImage:
         return
-    assert (found.mode, found.size) == ("RGB", size_of(bytes(data)))
+    assert (image.mode, image.size) == ("RGB", size_of(bytes(data)))

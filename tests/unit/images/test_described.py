@@ -44,7 +44,7 @@ def test_markers_of_the_prompt_are_worded_and_no_others() -> None:
         {"role": "user", "content": "Like <image>?"},
         {"role": "assistant", "content": "A <image>"},
     ]
-    contents = [one["content"] for one in worded_messages(messages, [A, B])]
+    contents = [message["content"] for message in worded_messages(messages, [A, B])]
     assert contents == ["Look at [image 8 x 4].", "Like [image 5 x 6]?", "A <image>"]
     assert worded_messages(messages, []) == messages
     assert worded_last("Like <image>?", [A, B]) == "Like [image 5 x 6]?"
@@ -53,7 +53,7 @@ def test_markers_of_the_prompt_are_worded_and_no_others() -> None:
 
 def test_an_image_without_a_marker_is_not_lost() -> None:
     cut = [{"role": "user", "content": "<image>Like"}, {"role": "user", "content": "x"}]
-    assert [one["content"] for one in worded_messages(cut, [A, B])] == ["[image 8 x 4]Like [image 5 x 6]", "x"]
+    assert [message["content"] for message in worded_messages(cut, [A, B])] == ["[image 8 x 4]Like [image 5 x 6]", "x"]
     assert shared_out([{"role": "user", "content": "x"}], [A]) == [[A]]
     assert shared_out([], [A]) == []
 

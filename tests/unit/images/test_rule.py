@@ -33,32 +33,32 @@ def test_what_was_prepared_is_what_the_models_processor_sees(size: tuple[int, in
     )
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
     processed = rule.preprocess(Image.fromarray(noise))
-    found = rule.inputs([processed])
+    inputs = rule.inputs([processed])
     seen = theirs.image_processor([Image.fromarray(processed)], return_tensors="np")
-    assert np.array_equal(found["image_grid_thw"], seen["image_grid_thw"])
-    np.testing.assert_allclose(found["pixel_values"], seen["pixel_values"], atol=2e-6)
+    assert np.array_equal(inputs["image_grid_thw"], seen["image_grid_thw"])
+    np.testing.assert_allclose(inputs["pixel_values"], seen["pixel_values"], atol=2e-6)
     text = theirs(text="<|image_pad|>", images=[Image.fromarray(processed)])["input_ids"]
     assert len(np.ravel(text)) == rule.tokens(processed.shape[1], processed.shape[0])
 
 
 def test_ids_with_a_token_for_each_patch_and_back() -> None:
     images = [np.zeros((56, 84, 3), np.uint8), np.zeros((112, 28, 3), np.uint8)]
-    whole = RULE.expanded([1, 9, 2, 9], [(p.shape[1], p.shape[0]) for p in images])
-    assert whole == [1, *[9] * 6, 2, *[9] * 4]
-    assert RULE.collapsed(np.array(whole), images).tolist() == [1, 9, 2, 9]
+    expanded = RULE.expanded([1, 9, 2, 9], [(p.shape[1], p.shape[0]) for p in images])
+    assert expanded == [1, *[9] * 6, 2, *[9] * 4]
+    assert RULE.collapsed(np.array(expanded), images).tolist() == [1, 9, 2, 9]
 
 
 def test_a_shard_knows_which_span_shows_an_image() -> None:
-    one, two, three = (np.full((28, 28, 3), value, np.uint8) for value in (1, 2, 3))
-    ids, drawn, log_probs = np.array([9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
-    whole = Trajectory.of_prompt(ids, [one]).extended("policy", drawn, log_probs, 0, "stop")
-    whole = whole.extended("environment", np.array([9, 9], np.int32), images=[two, three])
-    whole = whole.extended("policy", drawn, log_probs, 1, "stop").extended("prompt", ids, images=[three])
+    first, second, third = (np.full((28, 28, 3), value, np.uint8) for value in (1, 2, 3))
+    ids, response, log_probs = np.array([9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
+    trajectory = Trajectory.of_prompt(ids, [first]).extended("policy", response, log_probs, 0, "stop")
+    trajectory = trajectory.extended("environment", np.array([9, 9], np.int32), images=[second, third])
+    trajectory = trajectory.extended("policy", response, log_probs, 1, "stop").extended("prompt", ids, images=[third])
     builder = ShardBuilder()
     builder.add(Trajectory.of_prompt(ids))
-    builder.add(whole)
+    builder.add(trajectory)
     back = builder.build().row(1)
-    assert back.spans == whole.spans
+    assert back.spans == trajectory.spans
     assert [int(image[0, 0, 0]) for image in back.images] == [1, 2, 3, 3]
     assert [[int(p[0, 0, 0]) for p in branch.images] for branch in back.branches] == [[1, 2, 3], [3]]
     assert [int(image[0, 0, 0]) for image in back.branch_images] == [3]
@@ -67,13 +67,13 @@ def test_a_shard_knows_which_span_shows_an_image() -> None:
 
 
 def test_a_shard_holds_an_image_of_several_rows_once() -> None:
-    one, other = (np.full((28, 56, 3), value, np.uint8) for value in (1, 2))
+    repeated_image, other_image = (np.full((28, 56, 3), value, np.uint8) for value in (1, 2))
     builder = ShardBuilder()
-    prompt, drawn, log_probs = np.array([9, 9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
-    for images in ((one,), (), (one, other), (other,)):
-        builder.add(Trajectory.of_prompt(prompt, images).extended("policy", drawn, log_probs, 0, "stop"))
+    prompt, response, log_probs = np.array([9, 9], np.int32), np.array([4], np.int32), np.array([-1.0], np.float32)
+    for images in ((repeated_image,), (), (repeated_image, other_image), (other_image,)):
+        builder.add(Trajectory.of_prompt(prompt, images).extended("policy", response, log_probs, 0, "stop"))
     shard = builder.build()
-    assert len(shard.pixels) == one.size + other.size
+    assert len(shard.pixels) == repeated_image.size + other_image.size
     arrays = {name: getattr(shard, name) for name in shard.__dataclass_fields__}
     older = {name: values for name, values in arrays.items() if name != "span_pictures"}
     for held in (shard, SampleShard.of_arrays(arrays), SampleShard.of_arrays(older)):
@@ -85,4 +85,4 @@ def test_a_shard_holds_an_image_of_several_rows_once() -> None:
         ]
         rows = [held.row(row).images for row in range(4)]
         assert [[int(image[0, 0, 0]) for image in row] for row in rows] == [[1], [], [1, 2], [2]]
-        assert rows[2][1].shape == other.shape
+        assert rows[2][1].shape == other_image.shape

@@ -21,20 +21,20 @@ def test_the_longer_side_is_bounded_and_never_stretched(size: tuple[int, int], e
 
 
 def test_a_drawing_stays_exact_and_a_photo_short() -> None:
-    drawn, photo = drawing(1), noise(1, (1024, 1024), "JPEG")
-    shown = thumbnail(drawn)
+    line_art, photo = drawing(1), noise(1, (1024, 1024), "JPEG")
+    shown = thumbnail(line_art)
     assert data_url(shown).startswith("data:image/png;base64,")
-    assert list(Image.open(io.BytesIO(shown)).getdata()) == list(Image.open(io.BytesIO(drawn)).getdata())
+    assert list(Image.open(io.BytesIO(shown)).getdata()) == list(Image.open(io.BytesIO(line_art)).getdata())
     assert data_url(thumbnail(photo)).startswith("data:image/jpeg;base64,")
     assert len(thumbnail(photo)) < 100_000
 
 
 def test_nothing_of_the_original_bytes_is_kept() -> None:
-    secret, facts, out = b"<script>secret()</script>", PngImagePlugin.PngInfo(), io.BytesIO()
+    secret, facts, buffer = b"<script>secret()</script>", PngImagePlugin.PngInfo(), io.BytesIO()
     facts.add_text("Comment", secret.decode())
     facts.add(b"eXIf", b"MM\x00*" + secret)
-    Image.new("RGB", (600, 600), "red").save(out, "PNG", pnginfo=facts, icc_profile=secret * 9)
-    image = out.getvalue() + secret
+    Image.new("RGB", (600, 600), "red").save(buffer, "PNG", pnginfo=facts, icc_profile=secret * 9)
+    image = buffer.getvalue() + secret
     shown = thumbnail(image)
     assert image.count(secret) == 2
     assert b"iCCP" in image

@@ -30,9 +30,11 @@ def saved(folder: Path, **changes: Any) -> TileRule:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("most", [1, 4, 12])
-def test_an_image_becomes_the_tiles_of_the_models_processor(size: tuple[int, int], most: int, tmp_path: Path) -> None:
-    rule = saved(tmp_path, max_patches=most)
+@pytest.mark.parametrize("max_patches", [1, 4, 12])
+def test_an_image_becomes_the_tiles_of_the_models_processor(
+    size: tuple[int, int], max_patches: int, tmp_path: Path
+) -> None:
+    rule = saved(tmp_path, max_patches=max_patches)
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
     processed = rule.preprocess(Image.fromarray(noise))
     assert processed.shape == (*rule.fitted(*size)[::-1], 3)
@@ -40,20 +42,20 @@ def test_an_image_becomes_the_tiles_of_the_models_processor(size: tuple[int, int
     seen = theirs([Image.fromarray(noise)], return_tensors="np")
     assert np.array_equal(rule.inputs([processed])["pixel_values"], seen["pixel_values"])
     text = processor(CONFIG)
-    text.image_processor.max_patches = most
-    given = text(text="a<IMG_CONTEXT>b", images=[Image.fromarray(noise)])["input_ids"]
+    text.image_processor.max_patches = max_patches
+    processed_ids = text(text="a<IMG_CONTEXT>b", images=[Image.fromarray(noise)])["input_ids"]
     ids = text.tokenizer("a<IMG_CONTEXT>b")["input_ids"]
-    assert np.ravel(given).tolist() == rule.expanded(ids, [rule.fitted(*size)])
+    assert np.ravel(processed_ids).tolist() == rule.expanded(ids, [rule.fitted(*size)])
 
 
 def test_ids_with_the_tokens_of_tiles_and_back(tmp_path: Path) -> None:
     rule = saved(tmp_path)
     images = [np.zeros((TILE * tiles, TILE, 3), np.uint8) for tiles in (1, 3)]
     placed = [[rule.begin, *[rule.token] * (TILE_TOKENS * tiles), rule.end] for tiles in (1, 3)]
-    whole = rule.expanded([20, rule.token, rule.token, 21], [(TILE, len(one)) for one in images])
-    assert whole == [20, *placed[0], *placed[1], 21]
-    assert rule.collapsed(np.array(whole), images).tolist() == [20, rule.token, rule.token, 21]
-    assert rule.positions(np.array(whole), images).tolist() == [*range(len(whole))]
+    expanded = rule.expanded([20, rule.token, rule.token, 21], [(TILE, len(image_tiles)) for image_tiles in images])
+    assert expanded == [20, *placed[0], *placed[1], 21]
+    assert rule.collapsed(np.array(expanded), images).tolist() == [20, rule.token, rule.token, 21]
+    assert rule.positions(np.array(expanded), images).tolist() == [*range(len(expanded))]
 
 
 def test_files_that_disagree_are_refused(tmp_path: Path) -> None:

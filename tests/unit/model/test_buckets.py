@@ -33,7 +33,7 @@ def expected(dtype: torch.dtype) -> list[torch.Tensor]:
     return [parameter.detach().to(dtype) for parameter in Odd().parameters()]
 
 
-def gathered(named: Any, dtype: torch.dtype, limit: int) -> dict[str, Any]:
+def gathered(parameters: Any, dtype: torch.dtype, limit: int) -> dict[str, Any]:
     """What `buckets` gives, with how many collectives it took and how they and the buckets alternated."""
     events: list[str] = []
     original = module.all_gather
@@ -43,19 +43,19 @@ def gathered(named: Any, dtype: torch.dtype, limit: int) -> dict[str, Any]:
         return original(*args, **kwargs)
 
     module.all_gather = counted
-    found: list[list[Any]] = []
+    collected: list[list[Any]] = []
     try:
-        for bucket in module.buckets(named, dtype, limit):
+        for bucket in module.buckets(parameters, dtype, limit):
             events.append("use")
-            found.append(bucket)
+            collected.append(bucket)
     finally:
         module.all_gather = original
-    sizes = [sum(tensor.numel() * tensor.element_size() for _, tensor in bucket) for bucket in found]
-    pairs = [pair for bucket in found for pair in bucket]
+    sizes = [sum(tensor.numel() * tensor.element_size() for _, tensor in bucket) for bucket in collected]
+    pairs = [pair for bucket in collected for pair in bucket]
     return {"names": [n for n, _ in pairs], "tensors": [t for _, t in pairs], "sizes": sizes, "events": events}
 
 
-def child(rank: int, port: int, out: str) -> None:
+def child(rank: int, port: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     torch.set_num_threads(1)
@@ -64,7 +64,7 @@ def child(rank: int, port: int, out: str) -> None:
     one_copy = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("replicate", "shard"))
     results = {"alone": all_of(grid["alone"]), "ranks": all_of(grid["ranks"])}
     results |= {"copies": all_of(grid), "one copy": all_of(one_copy)}
-    torch.save(results, Path(out) / f"{rank}.pt")
+    torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -75,37 +75,37 @@ def all_of(mesh: Any) -> dict[str, Any]:
 
     model = Odd()
     fully_shard(model, mesh=mesh)
-    named = list(model.named_parameters())
+    parameters = list(model.named_parameters())
     plain = torch.arange(6.0).reshape(2, 3)
     copied = [Replicate()] * (mesh.ndim - 1)
     mixed = [
-        named[0],
+        parameters[0],
         ("replicated", distribute_tensor(plain, mesh, [*copied, Replicate()])),
         ("columns", distribute_tensor(plain, mesh, [*copied, Shard(1)])),
         ("plain", plain),
-        *named[1:],
+        *parameters[1:],
     ]
-    whole = [tensor for bucket in module.buckets(named, torch.float32) for _, tensor in bucket]
+    full_tensors = [tensor for bucket in module.buckets(parameters, torch.float32) for _, tensor in bucket]
     return {
-        "float": gathered(named, torch.float32, LIMIT),
-        "half": gathered(named, torch.bfloat16, LIMIT),
-        "one": gathered(named, torch.float32, 1 << 20),
+        "float": gathered(parameters, torch.float32, LIMIT),
+        "half": gathered(parameters, torch.bfloat16, LIMIT),
+        "one": gathered(parameters, torch.float32, 1 << 20),
         "mixed": gathered(mixed, torch.float32, 1 << 20),
         "shared": [
-            tensor.untyped_storage().data_ptr() == own.to_local().untyped_storage().data_ptr()
-            for tensor, (_, own) in zip(whole, named, strict=True)
+            tensor.untyped_storage().data_ptr() == parameter.to_local().untyped_storage().data_ptr()
+            for tensor, (_, parameter) in zip(full_tensors, parameters, strict=True)
         ],
     }
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    out = tmp_path_factory.mktemp("buckets")
+    folder = tmp_path_factory.mktemp("buckets")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(child, (port, str(out)), nprocs=WORLD)
-    return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    mp.spawn(child, (port, str(folder)), nprocs=WORLD)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
 
 
 def divided(result: dict[str, Any]) -> bool:
@@ -115,22 +115,22 @@ def divided(result: dict[str, Any]) -> bool:
 @pytest.fixture(params=["alone", "ranks", "copies", "one copy"])
 def results(request: pytest.FixtureRequest, ranks: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Of each rank, in groups of one or of two, and with a mesh of two dimensions."""
-    return [found[request.param] for found in ranks]
+    return [rank[request.param] for rank in ranks]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("float", torch.float32), ("half", torch.bfloat16)])
 def test_every_rank_gets_the_bits_of_every_parameter_in_order(results: Any, name: str, dtype: torch.dtype) -> None:
     for result in results:
         assert result[name]["names"] == [f"all.{index}" for index in range(len(SHAPES))]
-        for found, wanted in zip(result[name]["tensors"], expected(dtype), strict=True):
-            assert found.dtype == dtype
-            assert torch.equal(found, wanted)
+        for tensor, wanted in zip(result[name]["tensors"], expected(dtype), strict=True):
+            assert tensor.dtype == dtype
+            assert torch.equal(tensor, wanted)
 
 
 def test_a_collective_serves_many_parameters_and_one_rank_needs_none(ranks: Any) -> None:
     for rank in ranks:
-        for whole, divided_ in (("alone", "ranks"), ("copies", "one copy")):  # of two copies, each rank has one
-            assert rank[whole]["one"]["events"].count("gather") == 0
+        for layout, divided_ in (("alone", "ranks"), ("copies", "one copy")):  # of two copies, each rank has one
+            assert rank[layout]["one"]["events"].count("gather") == 0
             assert rank[divided_]["one"]["events"].count("gather") == 1
             assert 1 < rank[divided_]["float"]["events"].count("gather") < len(SHAPES)
 
@@ -140,10 +140,10 @@ def test_a_bucket_is_bounded_and_the_next_is_under_way_while_it_is_used(results:
     for result in results:
         assert all(size <= LIMIT or size == largest for size in result["float"]["sizes"])
         events = result["float"]["events"]
-        for place, event in enumerate(events):
+        for index, event in enumerate(events):
             if event == "use" and divided(result):
-                under_way = events[:place].count("gather") - events[:place].count("use")
-                assert under_way == (2 if place < len(events) - 1 else 1)
+                under_way = events[:index].count("gather") - events[:index].count("use")
+                assert under_way == (2 if index < len(events) - 1 else 1)
 
 
 def test_one_rank_hands_its_parameters_over_as_they_are(results: Any) -> None:
@@ -167,6 +167,6 @@ def test_one_row_of_each_rank_comes_without_gaps() -> None:
     """Such as 64 sinks over 64 ranks: what checks the engine's weights reads whole memory only."""
     rows = module.Rows(None, begins=(0, 1, 2), counts=(1, 1, 1), rank=0, ranks=None)  # type: ignore[arg-type]
     gathered = torch.arange(15.0).view(3, 5)
-    found = rows.joined(gathered[:, 2:3])
-    assert found.is_contiguous()
-    assert found.tolist() == [2.0, 7.0, 12.0]
+    joined = rows.joined(gathered[:, 2:3])
+    assert joined.is_contiguous()
+    assert joined.tolist() == [2.0, 7.0, 12.0]

@@ -56,14 +56,14 @@ def refused(read: Callable[[], Any]) -> str:
 
 def change(folder: Path, edit: Callable[[Metadata], object], protocol: int = 4) -> None:
     """Unpickle `.metadata`, which the test has written itself, edit it and pickle it again."""
-    found = pickle.loads((folder / METADATA).read_bytes())
-    edit(found)
-    (folder / METADATA).write_bytes(pickle.dumps(found, protocol))
+    metadata = pickle.loads((folder / METADATA).read_bytes())
+    edit(metadata)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata, protocol))
 
 
 def test_what_was_saved_is_loaded(folder: Path) -> None:
-    found = loaded(folder)
-    assert all(torch.equal(found[name], tensor) for name, tensor in STATE.items())
+    tensors = loaded(folder)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in STATE.items())
     assert read_metadata(folder).state_dict_metadata.keys() == STATE.keys()
 
 
@@ -71,9 +71,9 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
 def test_other_versions_are_read(folder: Path, protocol: int) -> None:
     """Of Python and of torch."""
 
-    def as_before(found: Metadata) -> None:
-        found.storage_meta = None  # torch 2.3
-        found.version = None
+    def as_before(metadata: Metadata) -> None:
+        metadata.storage_meta = None  # torch 2.3
+        metadata.version = None
 
     change(folder, as_before, protocol)
     assert torch.equal(loaded(folder, "one")["one"], STATE["one"])
@@ -97,8 +97,8 @@ def test_a_checkpoint_of_before_is_read(tmp_path: Path) -> None:
     (tmp_path / METADATA).write_bytes(zlib.decompress(base64.b85decode("".join(BEFORE.split()))))
     (tmp_path / SHARD).write_bytes(bytes(3 * 1577))
     entries = read_metadata(tmp_path).state_dict_metadata
-    found = {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
-    assert found == {"a.b": ((3,), torch.float32), "c": ((2, 2), torch.bfloat16), "s": ((), torch.float32)}
+    shapes = {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
+    assert shapes == {"a.b": ((3,), torch.float32), "c": ((2, 2), torch.bfloat16), "s": ((), torch.float32)}
 
 
 def test_it_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +114,10 @@ def test_it_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_code_in_the_metadata_does_not_run(folder: Path, protocol: int, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    change(folder, lambda found: setattr(found, "planner_data", Runs(marker)), protocol)
-    said = refused(lambda: loaded(folder))
+    change(folder, lambda metadata: setattr(metadata, "planner_data", Runs(marker)), protocol)
+    message = refused(lambda: loaded(folder))
     why = "names posix.mkdir, which no checkpoint of this program holds"
-    assert said.startswith(f"{folder}/.metadata {why if protocol >= 4 else 'is not a file of a checkpoint: '}")
+    assert message.startswith(f"{folder}/.metadata {why if protocol >= 4 else 'is not a file of a checkpoint: '}")
     assert not marker.exists()
 
 
@@ -147,28 +147,28 @@ def test_only_what_a_checkpoint_needs_is_found(folder: Path, name: str) -> None:
     if module in ("torch.float32", "pathlib.PosixPath", "torch.distributed.checkpoint.metadata.Metadata"):
         module, attribute = module.rpartition(".")[0], f"{module.rpartition('.')[2]}.{attribute}"
     (folder / METADATA).write_bytes(b"\x80\x04" + string(module) + string(attribute) + b"\x93.")
-    said = refused(lambda: read_metadata(folder))
-    assert said.startswith(f"{folder}/.metadata names ")
-    assert said.isprintable()
+    message = refused(lambda: read_metadata(folder))
+    assert message.startswith(f"{folder}/.metadata names ")
+    assert message.isprintable()
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_the_classes_themselves_stay_as_they_are(folder: Path, record: type) -> None:
     """A pickle may set attributes of a class that it finds."""
-    before = dict(vars(record))
+    initial = dict(vars(record))
     name = b"".join(string(part) for part in (record.__module__, record.__name__))
     for attribute in ("__setstate__", "__init__", "other"):
         (folder / METADATA).write_bytes(b"\x80\x04" + name + b"\x93(N}" + string(attribute) + b"K\x01stb.")
         refused(lambda: read_metadata(folder))
-        assert dict(vars(record)) == before
+        assert dict(vars(record)) == initial
 
 
-def first(found: Metadata) -> TensorStorageMetadata:
-    return next(iter(found.state_dict_metadata.values()))  # type: ignore[return-value]
+def first(metadata: Metadata) -> TensorStorageMetadata:
+    return next(iter(metadata.state_dict_metadata.values()))  # type: ignore[return-value]
 
 
-def place(found: Metadata) -> Any:
-    return next(iter(found.storage_data.values()))
+def place(metadata: Metadata) -> Any:
+    return next(iter(metadata.storage_data.values()))
 
 
 WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
@@ -201,9 +201,9 @@ WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
 def test_entries_that_do_not_fit_the_files_are_refused(folder: Path, what: str) -> None:
     edit, why = WRONG[what]
     change(folder, edit)
-    said = refused(lambda: loaded(folder))
-    assert said.startswith(f"{folder}/.metadata is not a file of a checkpoint: ")
-    assert any(part in said for part in why.split("|")), said
+    message = refused(lambda: loaded(folder))
+    assert message.startswith(f"{folder}/.metadata is not a file of a checkpoint: ")
+    assert any(part in message for part in why.split("|")), message
 
 
 HUGE = (b"\x80\x04Nr\xff\xff\xff\x7f.", b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".")
@@ -217,10 +217,10 @@ def test_metadata_that_is_none_is_named(folder: Path, content: bytes) -> None:
 
 
 def test_random_changes_of_the_metadata_are_refused_or_harmless(folder: Path) -> None:
-    whole = (folder / METADATA).read_bytes()
+    original = (folder / METADATA).read_bytes()
     draw = random.Random(0)
     for _ in range(300):
-        changed = bytearray(whole)
+        changed = bytearray(original)
         for _ in range(draw.randint(1, 4)):
             changed[draw.randrange(len(changed))] = draw.randrange(256)
         (folder / METADATA).write_bytes(changed)
@@ -242,14 +242,14 @@ def test_an_entry_that_is_no_tensor_is_never_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", LEGACY)
 def test_code_in_a_shard_does_not_run(folder: Path, form: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    found = read_metadata(folder)
-    parts = {index.fqn: part for index, part in found.storage_data.items()}
+    metadata = read_metadata(folder)
+    parts = {index.fqn: part for index, part in metadata.storage_data.items()}
     content = bytearray((folder / SHARD).read_bytes())
     start, length = parts["two"].offset, parts["two"].length
     content[start : start + length] = legacy(form, marker).ljust(length, b"\0")
     (folder / SHARD).write_bytes(content)
-    said = refused(lambda: loaded(folder))
-    assert said.startswith(f"{folder}/{SHARD} ")
+    message = refused(lambda: loaded(folder))
+    assert message.startswith(f"{folder}/{SHARD} ")
     assert not marker.exists()
     assert torch.equal(loaded(folder, "one")["one"], STATE["one"]), "the other entries"
 

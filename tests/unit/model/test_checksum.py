@@ -56,7 +56,7 @@ def test_one_bit_one_swap_or_one_row_elsewhere_shows(dtype: torch.dtype) -> None
     signs[1, 1], signs[1, 5] = -tensor[1, 1], -tensor[1, 5]
     others = [flipped, swapped, neighbours, signs, tensor.roll(1, 0), tensor.roll(1, 1), -tensor, tensor[:, :-1]]
     others += [tensor.t().contiguous()]
-    assert len({int(checksum(one)) for one in [tensor, *others]}) == 1 + len(others)
+    assert len({int(checksum(variant)) for variant in [tensor, *others]}) == 1 + len(others)
 
 
 @given(rows=st.integers(2, 9), columns=st.integers(2, 9), data=st.data())
@@ -73,9 +73,9 @@ def test_the_checksums_of_parts_add_up_to_that_of_the_whole(rows: int, columns: 
 
 def test_pieces_of_bounded_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = made((50, 7), torch.float32)
-    whole = int(checksum(tensor))
+    expected = int(checksum(tensor))
     monkeypatch.setitem(checksums.CHUNK, "cpu", 21)
-    assert int(checksum(tensor)) == whole
+    assert int(checksum(tensor)) == expected
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -87,12 +87,12 @@ def test_what_kernels_read_as_zero_is_zero_and_no_number_is_not(dtype: torch.dty
 
 
 def test_the_checksums_of_a_stream_are_told_in_the_end() -> None:
-    named = [("a", made((5, 8), torch.bfloat16)), ("b", made((3,), torch.float32))]
+    weights = [("a", made((5, 8), torch.bfloat16)), ("b", made((3,), torch.float32))]
     sums = Checksums()
-    passed = list(sums.of(named))
-    assert all(one is other for (_, one), (_, other) in zip(named, passed, strict=True))
+    passed = list(sums.of(weights))
+    assert all(entry is other for (_, entry), (_, other) in zip(weights, passed, strict=True))
     sent = sums.sent()
-    assert {name: (one.checksum, one.numel, one.dtype) for name, one in sent.items()} == {
-        name: (int(checksum(tensor)), tensor.numel(), tensor.dtype) for name, tensor in named
+    assert {name: (entry.checksum, entry.numel, entry.dtype) for name, entry in sent.items()} == {
+        name: (int(checksum(tensor)), tensor.numel(), tensor.dtype) for name, tensor in weights
     }
     assert Checksums().sent() == {}

@@ -42,7 +42,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_compiled_layers_give_the_same_results_for_any_number_of_tokens(
     mesh: Any, tmp_path: Any, without_inductor: list[Any], dtype: torch.dtype, checkpointing: bool
 ) -> None:
-    base, found = str(save_tiny(tmp_path / "base")), []
+    base, results = str(save_tiny(tmp_path / "base")), []
     for compiled in (False, True):
         policy = load_policy(
             base, dtype=dtype, device=CPU, mesh=mesh, gradient_checkpointing=checkpointing, compiled=compiled
@@ -50,13 +50,13 @@ def test_compiled_layers_give_the_same_results_for_any_number_of_tokens(
         batches = [pack(ragged_rows(count, seed=count), CPU) for count in (4, 7, 9)]
         outputs = []
         for number, batch in enumerate(batches):
-            before = len(without_inductor)
+            compilations = len(without_inductor)
             outputs.append(policy(batch).log_probs)
             outputs[-1].sum().backward()
-            assert (len(without_inductor) > before) == (compiled and number == 0), "one compilation serves all"
+            assert (len(without_inductor) > compilations) == (compiled and number == 0), "one compilation serves all"
         gradients = {name: parameter.grad for name, parameter in policy.named_parameters()}
-        found.append((torch.cat(outputs).detach(), gradients))
-    (plain, expected), (log_probs, gradients) = found
+        results.append((torch.cat(outputs).detach(), gradients))
+    (plain, expected), (log_probs, gradients) = results
     exact = dtype == torch.float32
     torch.testing.assert_close(log_probs, plain, rtol=0, atol=1e-5 if exact else 0.05)
     assert gradients.keys() == expected.keys(), "compiling renames nothing"

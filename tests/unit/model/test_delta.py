@@ -26,8 +26,10 @@ class Model(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.randn(shape) * 0.02))
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.view(INTEGERS[one.itemsize]).equal(other.view(INTEGERS[one.itemsize]))
+def same_bits(first: Tensor, other: Tensor) -> bool:
+    return first.dtype == other.dtype and first.view(INTEGERS[first.itemsize]).equal(
+        other.view(INTEGERS[first.itemsize])
+    )
 
 
 def whole(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -41,7 +43,7 @@ def whole(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def synced(model: nn.Module, last: LastSent, copy: WeightCopy, dtype: torch.dtype) -> list[str]:
     """One sync, checked; returns the names of what was sent."""
-    sent = [named for bucket in last.changes(model.named_parameters(), dtype, 2048) for named in bucket]
+    sent = [entry for bucket in last.changes(model.named_parameters(), dtype, 2048) for entry in bucket]
     copy.take((name, tensor.clone()) for name, tensor in sent)
     expected, sums = whole(model, dtype), Checksums()
     for _ in sums.of(expected.items()):
@@ -99,7 +101,7 @@ def test_what_did_not_arrive_is_found_and_sent_again_whole() -> None:
     synced(model, last, copy, torch.bfloat16)
     dict(copy.named())["up"].view(-1).view(torch.int16)[7] ^= 1
     change(model, 0)
-    copy.take(named for bucket in last.changes(model.named_parameters(), torch.bfloat16) for named in bucket)
+    copy.take(entry for bucket in last.changes(model.named_parameters(), torch.bfloat16) for entry in bucket)
     assert copy.differences(last.sent()) == ["up"]
     last.forget()
     assert set(synced(model, last, copy, torch.bfloat16)) == set(SHAPES)
@@ -127,19 +129,19 @@ def test_changes_that_do_not_fit_what_is_there_are_reported(lost: list[tuple[str
     assert "up" in copy.differences(last.sent())
 
 
-def on_rank(rank: int, world: int, replicate: int, out: str) -> None:
+def on_rank(rank: int, world: int, replicate: int, path: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     from rlcli.model.parallel.parallel_dims import ParallelDims
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=world)
     model = Model()
     model.scale = nn.Parameter(torch.randn(1))  # FSDP2 shards no scalar
     fully_shard(model, mesh=ParallelDims.of(world, replicate).mesh("cpu"))
     last, copy = LastSent(), WeightCopy()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    found = [synced(model, last, copy, torch.bfloat16)]
+    sent = [synced(model, last, copy, torch.bfloat16)]
     for step in range(3):
         for name, parameter in model.named_parameters():
             gradient = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step + len(name)))
@@ -147,9 +149,9 @@ def on_rank(rank: int, world: int, replicate: int, out: str) -> None:
                 gradient, parameter.device_mesh, parameter.placements
             )
         optimizer.step()
-        found.append(synced(model, last, copy, torch.bfloat16))
+        sent.append(synced(model, last, copy, torch.bfloat16))
     if rank == 0:
-        Path(out).write_text(json.dumps([found, last.changed, last.total]))
+        Path(path).write_text(json.dumps([sent, last.changed, last.total]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -157,10 +159,10 @@ def on_rank(rank: int, world: int, replicate: int, out: str) -> None:
 @pytest.mark.parametrize(("world", "replicate"), [pytest.param(3, 1, marks=pytest.mark.long), (4, 2)])
 def test_shards_of_several_ranks_add_up_to_the_whole(world: int, replicate: int, tmp_path: Path) -> None:
     """Every rank holds a copy here, and each is checked; copies of a replicated model count once."""
-    out = tmp_path / "found.json"
-    mp.spawn(on_rank, (world, replicate, str(out)), nprocs=world)
-    found: Any = json.loads(out.read_text())
-    (first, *later), changed, total = found
+    path = tmp_path / "found.json"
+    mp.spawn(on_rank, (world, replicate, str(path)), nprocs=world)
+    results: Any = json.loads(path.read_text())
+    (first, *later_syncs), changed, total = results
     assert set(first) == set(SHAPES)
-    assert all(INDEX + "up" in sent for sent in later)
+    assert all(INDEX + "up" in sent for sent in later_syncs)
     assert 0 < changed < total == 37 * 16 + 48 * 16 + 16 + 16 + 1

@@ -60,29 +60,29 @@ def drawn(length: int, count: int = 2, heads: int = 3, seed: int = 0) -> list[Te
 def test_chunks_give_the_recurrence_of_the_paper(length: int, begun: bool) -> None:
     *inputs, start = drawn(length)
     tensors = [x.requires_grad_() for x in [*inputs, *([start] if begun else [])]]
-    found, expected = (rule(*tensors) for rule in (delta_net.chunk_rule, looped))
+    outputs, expected = (rule(*tensors) for rule in (delta_net.chunk_rule, looped))
     weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x) for x in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(outputs, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     ours, theirs = (
-        torch.autograd.grad(sum((x * w).sum() for x, w in zip(out, weights, strict=True)), tensors)
-        for out in (found, expected)
+        torch.autograd.grad(sum((x * w).sum() for x, w in zip(output, weights, strict=True)), tensors)
+        for output in (outputs, expected)
     )
-    for own, plain in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, plain, rtol=0, atol=1e-10)
+    for actual, plain in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, plain, rtol=0, atol=1e-10)
 
 
 def test_the_rule_has_the_gradient_of_finite_differences() -> None:
     tensors = [x.requires_grad_() for x in drawn(7, count=1, heads=1)]
-    assert torch.autograd.gradcheck(lambda *given: delta_net.chunk_rule(*given, chunk=3), tensors)
+    assert torch.autograd.gradcheck(lambda *args: delta_net.chunk_rule(*args, chunk=3), tensors)
 
 
 def test_a_sequence_may_be_computed_in_parts() -> None:
     *inputs, start = drawn(50)
-    whole, last = delta_net.chunk_rule(*inputs, start)
-    one, state = delta_net.chunk_rule(*(x[:, :21] for x in inputs), start)
-    two, state = delta_net.chunk_rule(*(x[:, 21:] for x in inputs), state)
-    torch.testing.assert_close(torch.cat([one, two], 1), whole, rtol=0, atol=1e-12)
+    full, last = delta_net.chunk_rule(*inputs, start)
+    first, state = delta_net.chunk_rule(*(x[:, :21] for x in inputs), start)
+    second, state = delta_net.chunk_rule(*(x[:, 21:] for x in inputs), state)
+    torch.testing.assert_close(torch.cat([first, second], 1), full, rtol=0, atol=1e-12)
     torch.testing.assert_close(state, last, rtol=0, atol=1e-12)
 
 
@@ -106,10 +106,13 @@ def test_pieces_divide_a_pack_and_follow_their_prompts(drawn: tuple[list[Row], P
     assert pieces.tokens == batch.tokens
     order = np.argsort(pieces.starts)
     assert (pieces.starts[order] == np.cumsum(pieces.sizes[order]) - pieces.sizes[order]).all()
-    ends, whole = batch.boundaries.tolist(), batch.source.tolist()
-    sequences = {tuple(whole[begin:end]) for begin, end in pairwise(ends)}
-    own = [tuple(range(start, start + size)) for start, size in zip(pieces.starts, pieces.sizes, strict=True)]
-    joined = [own[parent] + piece if parent >= 0 else piece for piece, parent in zip(own, pieces.parents, strict=True)]
+    ends, sources = batch.boundaries.tolist(), batch.source.tolist()
+    sequences = {tuple(sources[begin:end]) for begin, end in pairwise(ends)}
+    piece_tokens = [tuple(range(start, start + size)) for start, size in zip(pieces.starts, pieces.sizes, strict=True)]
+    joined = [
+        piece_tokens[parent] + piece if parent >= 0 else piece
+        for piece, parent in zip(piece_tokens, pieces.parents, strict=True)
+    ]
     assert sequences <= set(joined), "each sequence is a piece, or a prompt and the piece that follows it"
     laid = PaddedPieces.of(batch.segments, width=3)
     assert laid.layout.source[laid.layout.home].tolist() == list(range(batch.tokens))
@@ -138,17 +141,17 @@ def with_shared_prompts() -> list[Row]:
         rows += [
             (np.concatenate([prompt, random.integers(0, VOCABULARY, size)]), len(prompt)) for size in (5, 30, 66, 0)
         ]
-    return [rows[place] for place in random.permutation(len(rows))]
+    return [rows[index] for index in random.permutation(len(rows))]
 
 
 def alone(lm: Any, rows: list[Row]) -> Tensor:
     """Log-probs of all responses by transformers alone, row by row: the independent reference."""
-    found = []
+    parts = []
     for tokens, prompt in rows:
         ids = torch.tensor(tokens)[None]
         log_probs = lm(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
-        found.append(log_probs[prompt - 1 : -1].gather(1, ids[0, prompt:, None])[:, 0])
-    return torch.cat(found)
+        parts.append(log_probs[prompt - 1 : -1].gather(1, ids[0, prompt:, None])[:, 0])
+    return torch.cat(parts)
 
 
 def with_gradients(log_probs: Tensor, lm: Any) -> dict[str, Tensor]:
@@ -175,10 +178,10 @@ def test_a_pack_is_its_samples_each_alone(kind: str, rows: list[Row], checkpoint
     policy = PolicyModel(lm, dtype=torch.float32, source="tiny").train()
     if checkpointed:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
-    found = policy(pack(rows, CPU)).log_probs
+    log_probs = policy(pack(rows, CPU)).log_probs
     # Its own padded batch is 1e-6 from each alone, as the pack is; one unit in the last place is 5e-7.
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
-    assert_alike(with_gradients(found, lm), gradients, atol=1e-5)
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=5e-6)
+    assert_alike(with_gradients(log_probs, lm), gradients, atol=1e-5)
 
 
 @KINDS
@@ -218,26 +221,26 @@ def kernels() -> dict[str, ModuleType]:
     def causal_conv1d_fn(x: Tensor, weight: Tensor, seq_idx: Tensor, activation: str) -> Tensor:
         assert x.stride(1) == 1, "boundaries need channels last"
         assert activation == "silu"
-        out, width = torch.zeros_like(x), weight.shape[1]
+        output, width = torch.zeros_like(x), weight.shape[1]
         for t in range(x.shape[2]):
             for back in range(min(width, t + 1)):
                 if seq_idx[0, t - back] == seq_idx[0, t]:
-                    out[0, :, t] = out[0, :, t] + weight[:, width - 1 - back] * x[0, :, t - back]
-        return F.silu(out)
+                    output[0, :, t] = output[0, :, t] + weight[:, width - 1 - back] * x[0, :, t - back]
+        return F.silu(output)
 
     def chunk_gated_delta_rule(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **how: Any
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        ends, start = how["cu_seqlens"].tolist(), how["initial_state"]
-        assert how["use_qk_l2norm_in_kernel"]
+        ends, start = options["cu_seqlens"].tolist(), options["initial_state"]
+        assert options["use_qk_l2norm_in_kernel"]
         assert g.dtype == torch.float32
         outputs, states = [], []
         for number, (begin, end) in enumerate(pairwise(ends)):
-            own = None if start is None else start[number : number + 1]
-            out, state = looped(*(x[:, begin:end] for x in (q, k, v, g, beta)), own)
-            outputs.append(out)
+            initial_state = None if start is None else start[number : number + 1]
+            output, state = looped(*(x[:, begin:end] for x in (q, k, v, g, beta)), initial_state)
+            outputs.append(output)
             states.append(state)
-        return torch.cat(outputs, 1), torch.cat(states) if how["output_final_state"] else None
+        return torch.cat(outputs, 1), torch.cat(states) if options["output_final_state"] else None
 
     conv, fla, ops, rule = (
         ModuleType(name) for name in ("causal_conv1d", "fla", "fla.ops", "fla.ops.gated_delta_rule")
@@ -254,9 +257,9 @@ def test_kernels_get_the_boundaries_and_states_of_a_pack(rows: list[Row], monkey
     lm = tiny_lm("qwen3_5_text")
     expected = alone(lm, rows)
     gradients = with_gradients(expected, lm)
-    found = PolicyModel(lm, dtype=torch.float32, source="tiny")(pack(rows, CPU)).log_probs
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
-    assert_alike(with_gradients(found, lm), gradients, atol=1e-5)
+    log_probs = PolicyModel(lm, dtype=torch.float32, source="tiny")(pack(rows, CPU)).log_probs
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=5e-6)
+    assert_alike(with_gradients(log_probs, lm), gradients, atol=1e-5)
 
 
 def test_kernels_are_for_16_bits_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,12 +297,12 @@ def test_an_engine_s_steps_are_the_trainer_s_pass(transposed: bool) -> None:
     others = layer.kv_cache[1][[0, 2, 4]].clone()
     prefilled = _Steps(layer, own, has_state=False).outputs(*(x[:, :6].flatten(0, 1) for x in (mixed, b, a)))
     steps = [_Steps(layer, own, has_state=True).outputs(*(x[:, t] for x in (mixed, b, a))) for t in range(6, length)]
-    found = torch.cat([prefilled.view(count, 6, values, value), torch.stack(steps, 1)], 1)
+    outputs = torch.cat([prefilled.view(count, 6, values, value), torch.stack(steps, 1)], 1)
     sizes = delta_net.Sizes(keys, values, key, value, width, 1e-6)
     padded = torch.cat([torch.zeros(count, width - 1, channels), mixed], 1)
     q, k, v = sizes.heads(delta_net.convolution(padded, layer.conv1d.weight[:, 0]))
     expected, last = looped(q, k, v, delta_net.decay_logs(a, layer.A_log, layer.dt_bias), b.sigmoid())
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(layer.kv_cache[1][own], last.transpose(-1, -2), rtol=0, atol=1e-5)
     assert torch.equal(layer.kv_cache[1][[0, 2, 4]], others), "states of other requests"
 

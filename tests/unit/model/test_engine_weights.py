@@ -154,8 +154,8 @@ def test_each_tensor_that_a_sync_leaves_out_is_named(engines: list[Engine], name
     for engine in engines:
         rest = {other: second[other] if other != name else first[other] for other in second}
         engine.load(rest.items())
-    found = verify(engines, layouts, second)
-    assert [one.split(" differs")[0] for one in found.differences] == [name]
+    report = verify(engines, layouts, second)
+    assert [difference.split(" differs")[0] for difference in report.differences] == [name]
 
 
 def test_a_sync_that_loads_nothing_is_found_to_have_loaded_nothing(engines: list[Engine]) -> None:
@@ -193,9 +193,9 @@ def test_a_base_read_before_the_adapters_is_compared_at_its_new_place() -> None:
     sent = sent_of(weights | {"other": torch.ones(2, 2)})
     assert compare(sent, [base_parts([layout], weights_of(engine), sent)]) == (len(weights) - 2, 3, [])
     kernel = engine.qkv.base_layer.cpu_linear
-    engine.qkv.base_layer.cpu_linear = lambda *given: kernel(*given) * (1 + 2**-20)
-    found = compare(sent, [base_parts([layout], weights_of(engine), sent)])
-    assert found.differences == ["q differs", "k differs", "v differs"]
+    engine.qkv.base_layer.cpu_linear = lambda *args: kernel(*args) * (1 + 2**-20)
+    report = compare(sent, [base_parts([layout], weights_of(engine), sent)])
+    assert report.differences == ["q differs", "k differs", "v differs"]
 
 
 def test_the_rank_that_differs_is_named_where_it_holds_all_of_a_tensor() -> None:
@@ -228,8 +228,8 @@ def test_a_parameter_that_was_made_anew_in_another_form_is_not_compared() -> Non
     engine, weights = Engine(), trained(0)
     layout = recorded(engine, weights.items())
     engine.out = nn.Parameter(engine.out.detach().to(torch.int8), requires_grad=False)
-    found = verify([engine], [layout], weights)
-    assert (found.unchecked, found.differences) == (3, [])
+    report = verify([engine], [layout], weights)
+    assert (report.unchecked, report.differences) == (3, [])
 
 
 def test_parts_that_overlap_or_leave_a_gap_are_no_whole() -> None:

@@ -32,10 +32,10 @@ KINDS = pytest.mark.parametrize("kind", MIXTURES)
 
 def test_a_file_has_each_expert_and_together_they_are_the_parameter() -> None:
     up = torch.arange(2 * 8 * 3).view(2, 8, 3)
-    found = dict(stored("layer.experts.gate_up_proj", up))
-    assert torch.equal(found["layer.experts.1.gate_proj.weight"], up[1, :4])
-    assert torch.equal(found["layer.experts.0.up_proj.weight"], up[0, 4:])
-    assert {name: list(one.shape) for name, one in found.items()} == stored_shapes(
+    tensors = dict(stored("layer.experts.gate_up_proj", up))
+    assert torch.equal(tensors["layer.experts.1.gate_proj.weight"], up[1, :4])
+    assert torch.equal(tensors["layer.experts.0.up_proj.weight"], up[0, 4:])
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == stored_shapes(
         "layer.experts.gate_up_proj", up.shape
     )
     down = dict(stored("layer.experts.down_proj", up))
@@ -66,21 +66,21 @@ def router_of(block: Any) -> Any:
 @KINDS
 def test_the_load_is_what_the_routers_chose(kind: str) -> None:
     lm, rows = tiny_lm(kind), ragged_rows(5)
-    load, chosen = Load(lm), list[Any]()
+    load, choices = Load(lm), list[Any]()
     policy = PolicyModel(lm, dtype=torch.float32, source="tiny")
     for block in blocks_of(lm):
-        router_of(block).register_forward_hook(lambda module, given, found: chosen.append(found[2].tolist()))
+        router_of(block).register_forward_hook(lambda module, args, output: choices.append(output[2].tolist()))
     with torch.no_grad():
         policy(pack(rows, CPU))
     assert load.take() is None, "what has no gradient trains no expert"
-    chosen.clear()
+    choices.clear()
     batches = [pack(rows[:2], CPU), pack(rows[2:], CPU)]
     for batch in batches:
         policy(batch)
     counts = load.take()
     assert counts is not None
     for layer in (0, 1):
-        flat = [one for found in chosen[layer::2] for token in found for one in token]
+        flat = [one for output in choices[layer::2] for token in output for one in token]
         assert counts[layer].tolist() == [flat.count(expert) for expert in range(EXPERTS)]
     assert load.take() is None
     assert Load(tiny_lm()).take() is None
@@ -88,16 +88,16 @@ def test_the_load_is_what_the_routers_chose(kind: str) -> None:
 
 def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
     """What the routers choose by themselves, [T, layers, K]."""
-    found: list[torch.Tensor] = []
+    routes: list[torch.Tensor] = []
     hooks = [
-        router_of(block).register_forward_hook(lambda module, given, out: found.append(out[2]))
+        router_of(block).register_forward_hook(lambda module, args, output: routes.append(output[2]))
         for block in blocks_of(policy.lm)
     ]
     with torch.no_grad():
         policy(batch)
     for hook in hooks:
         hook.remove()
-    return torch.stack(found, 1)
+    return torch.stack(routes, 1)
 
 
 def gradients(policy: PolicyModel, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -110,27 +110,27 @@ def gradients(policy: PolicyModel, batch: Any) -> tuple[torch.Tensor, dict[str, 
 @KINDS
 def test_the_routers_own_routes_change_nothing(kind: str) -> None:
     policy, batch = PolicyModel(tiny_lm(kind), dtype=torch.float32, source="tiny"), pack(ragged_rows(5), CPU)
-    own, expected = own_routes(policy, batch), gradients(policy, batch)
+    router_routes, expected = own_routes(policy, batch), gradients(policy, batch)
     policy.replay = Replay(policy)
-    log_probs, found = gradients(policy, replace(batch, routes=own))
+    log_probs, grads = gradients(policy, replace(batch, routes=router_routes))
     assert torch.equal(log_probs, expected[0])
-    assert found.keys() == expected[1].keys()
+    assert grads.keys() == expected[1].keys()
     for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(grads[name], gradient, rtol=1e-5, atol=1e-7)
     assert all(
         gradient.abs().max() > 0
-        for name, gradient in found.items()
+        for name, gradient in grads.items()
         if name.endswith(("mlp.gate.weight", "mlp.router.weight"))
     )
-    made = own.numel()
-    assert policy.replay.take().tolist() == [made, made, 0]  # type: ignore[union-attr]
+    total = router_routes.numel()
+    assert policy.replay.take().tolist() == [total, total, 0]  # type: ignore[union-attr]
     assert policy.replay.take() is None
 
 
 def clamped(experts: Any, expert: int, state: torch.Tensor) -> torch.Tensor:
     """GPT-OSS's (arXiv 2508.10925): gate and up alternate, are clamped at 7, and have biases, as the output has."""
-    both = state @ experts.gate_up_proj[expert] + experts.gate_up_proj_bias[expert]
-    gate, up = both[0::2].clamp(max=7), both[1::2].clamp(-7, 7)
+    gate_up = state @ experts.gate_up_proj[expert] + experts.gate_up_proj_bias[expert]
+    gate, up = gate_up[0::2].clamp(max=7), gate_up[1::2].clamp(-7, 7)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1) @ experts.down_proj[expert] + experts.down_proj_bias[expert]
 
 
@@ -148,8 +148,8 @@ def test_other_routes_are_taken_with_live_weights(kind: str, checkpointed: bool)
     """Against a plain loop over the tokens and their experts, in which the weights are those of the live router."""
     lm, rows = tiny_lm(kind), ragged_rows(5)
     policy, batch = PolicyModel(lm, dtype=torch.float32, source="tiny"), pack(rows, CPU)
-    own = own_routes(policy, batch)
-    routes = (own + 1) % EXPERTS
+    router_routes = own_routes(policy, batch)
+    routes = (router_routes + 1) % EXPERTS
     routes[::3] = -1  # the router chooses
 
     def plain(module: Any, layer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -159,47 +159,47 @@ def test_other_routes_are_taken_with_live_weights(kind: str, checkpointed: bool)
         for token, state in enumerate(states):
             logits = torch.nn.functional.linear(state, router.weight, getattr(router, "bias", None))
             scores = logits.sigmoid() if biased else logits.softmax(-1)
-            chosen = routes[token, layer]
-            if (chosen < 0).any():
+            expert_ids = routes[token, layer]
+            if (expert_ids < 0).any():
                 bias = router.e_score_correction_bias if biased else 0
                 choice = of_best_groups(router, scores + bias) if biased else scores
-                chosen = choice.topk(routes.shape[-1]).indices
-            weights = scores[chosen] / scores[chosen].sum() * (1.5 if biased else 1)
+                expert_ids = choice.topk(routes.shape[-1]).indices
+            weights = scores[expert_ids] / scores[expert_ids].sum() * (1.5 if biased else 1)
             output = torch.zeros_like(state)
             if biased:
                 output = module.shared_experts(state)
             elif hasattr(module, "shared_expert"):
                 output = module.shared_expert_gate(state).sigmoid() * module.shared_expert(state)
-            for weight, expert in zip(weights, chosen.tolist(), strict=True):
+            for weight, expert in zip(weights, expert_ids.tolist(), strict=True):
                 if kind == "gpt_oss":
                     output = output + weight * clamped(experts, expert, state)
                     continue
                 gate, up = (experts.gate_up_proj[expert] @ state).chunk(2)
                 output = output + weight * (experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
             outputs.append(output)
-        found = torch.stack(outputs).view_as(hidden)
-        return (found, None) if kind == "gpt_oss" else found
+        grads = torch.stack(outputs).view_as(hidden)
+        return (grads, None) if kind == "gpt_oss" else grads
 
     blocks = blocks_of(lm)
-    kept = [block.forward for block in blocks]
+    forwards = [block.forward for block in blocks]
     for layer, block in enumerate(blocks):
         block.forward = partial(plain, block, layer)
     expected = gradients(policy, batch)
-    for block, forward in zip(blocks, kept, strict=True):
+    for block, forward in zip(blocks, forwards, strict=True):
         block.forward = forward
     policy.replay = Replay(policy)
     if checkpointed:  # the second forward pass has to choose as the first one
         lm.gradient_checkpointing_enable({"use_reentrant": False})
         lm.train()
-    log_probs, found = gradients(policy, replace(batch, routes=routes))
+    log_probs, grads = gradients(policy, replace(batch, routes=routes))
     torch.testing.assert_close(log_probs, expected[0], rtol=1e-4, atol=1e-5)
     for name, gradient in expected[1].items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(grads[name], gradient, rtol=1e-3, atol=1e-5)
     counts = policy.replay.take()
     assert counts is not None
-    made, replayed, others = counts.tolist()
+    total, replayed, others = counts.tolist()
     known = (routes >= 0).all(-1)
-    assert replayed / made == pytest.approx(known.float().mean().item())
+    assert replayed / total == pytest.approx(known.float().mean().item())
     assert others > 0
 
 
@@ -219,8 +219,8 @@ def test_adapters_are_on_attention_alone_unless_asked_for(kind: str) -> None:
     assert adapted == set(linear)
     with pytest.raises(ModelError, match="no linear layer 'down_proj'") as refused:
         add_lora(tiny_lm(kind), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
-    there = [*linear, *(["experts"] if kind != "gpt_oss" else [])]
-    assert refused.value.hint == f"there is: {', '.join(there)}, or all-linear for all in attention"
+    available = [*linear, *(["experts"] if kind != "gpt_oss" else [])]
+    assert refused.value.hint == f"there is: {', '.join(available)}, or all-linear for all in attention"
     other = kind if kind == "gpt_oss" else "qwen2"
     with pytest.raises(ModelError, match="no linear layer 'experts'"):
         add_lora(tiny_lm(other), LoraSpec(4, 8.0, "experts"), "tiny", meta=False)
@@ -248,23 +248,23 @@ def log_probs_of(lm: Any) -> torch.Tensor:
 def test_an_adapter_on_experts_is_what_peft_adds_to_their_weights(kind: str, rank: int) -> None:
     plain, policy = with_adapters(kind, rank)
     batch = pack(ragged_rows(5), CPU)
-    log_probs, found = gradients(policy, batch)
+    log_probs, grads = gradients(policy, batch)
     assert (log_probs - log_probs_of(plain)).abs().max() > 1e-3
-    assert all(name.rpartition(".lora_")[1] for name in found), "the base has no gradient"
+    assert all(name.rpartition(".lora_")[1] for name in grads), "the base has no gradient"
     merged = copy.deepcopy(plain)
     assert not merged.load_state_dict(dict(policy.stream_weights()), strict=False).unexpected_keys
     assert torch.allclose(log_probs, log_probs_of(merged), rtol=0, atol=1e-5)
     base = dict(policy.stream_base())
-    assert all(torch.equal(base[name], one) for name, one in plain.named_parameters() if name in base)
+    assert all(torch.equal(base[name], parameter) for name, parameter in plain.named_parameters() if name in base)
     for module in policy.modules():  # peft's own way: the product is added to the weights
         if isinstance(module, ParamWrapper):
             del module.forward
             vars(module.get_base_layer()).pop("forward", None)
     theirs, expected = gradients(policy, batch)
     assert torch.allclose(log_probs, theirs, rtol=0, atol=1e-5)
-    assert found.keys() == expected.keys()
+    assert grads.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(grads[name], gradient, rtol=1e-3, atol=1e-5)
         assert gradient.abs().max() > 0
 
 

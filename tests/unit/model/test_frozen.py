@@ -43,8 +43,8 @@ def part_of(name: str) -> str:
 
 
 def batch_of(rule: Any, seed: int = 0) -> PackedBatch:
-    one, two = images_for(rule, (2, 3), (2, 2), seed=seed)
-    rows = [row_of(rule, (one,), 4), row_of(rule, (one,), 5), row_of(rule, (two,), 3)]
+    first, second = images_for(rule, (2, 3), (2, 2), seed=seed)
+    rows = [row_of(rule, (first,), 4), row_of(rule, (first,), 5), row_of(rule, (second,), 3)]
     return pack([(t, p) for t, p, _ in rows], CPU, images=[images for *_, images in rows], rule=rule)
 
 
@@ -61,27 +61,29 @@ def test_what_is_frozen_has_no_gradient_and_the_rest_the_same(
     mesh: Any, model_folder: tuple[str, Any], part: str, dtype: torch.dtype
 ) -> None:
     path, rule = model_folder
-    how = {"dtype": dtype, "device": CPU, "mesh": mesh}
-    whole, frozen = load_policy(path, **how), load_policy(path, frozen=(part,), **how)
-    kept = {name for name, p in frozen.named_parameters() if not p.requires_grad}
-    assert kept == frozen.frozen == {name for name, _ in frozen.named_parameters() if part_of(name) in PARTS[part]}
-    assert kept
-    assert {p.dtype for name, p in frozen.named_parameters() if name in kept} == {dtype}
-    expected, found = backward(whole, batch_of(rule)), backward(frozen, batch_of(rule))
-    assert found.keys() == expected.keys() - kept
-    for name, gradient in found.items():
+    options = {"dtype": dtype, "device": CPU, "mesh": mesh}
+    full, frozen = load_policy(path, **options), load_policy(path, frozen=(part,), **options)
+    frozen_names = {name for name, p in frozen.named_parameters() if not p.requires_grad}
+    assert (
+        frozen_names == frozen.frozen == {name for name, _ in frozen.named_parameters() if part_of(name) in PARTS[part]}
+    )
+    assert frozen_names
+    assert {p.dtype for name, p in frozen.named_parameters() if name in frozen_names} == {dtype}
+    expected, grads = backward(full, batch_of(rule)), backward(frozen, batch_of(rule))
+    assert grads.keys() == expected.keys() - frozen_names
+    for name, gradient in grads.items():
         assert torch.equal(local(gradient), local(expected[name])), name
-    alone = sum(float(local(gradient).double().square().sum()) for gradient in found.values()) ** 0.5
+    alone = sum(float(local(gradient).double().square().sum()) for gradient in grads.values()) ** 0.5
     assert clip_grad_norm(frozen, 1e-3) == pytest.approx(alone, rel=1e-5)
-    sent = [(name, tensor.clone()) for name, tensor in whole.stream_weights()]
-    for (name, before), (other, after) in zip(sent, frozen.stream_weights(), strict=True):
+    sent = [(name, tensor.clone()) for name, tensor in full.stream_weights()]
+    for (name, full_weight), (other, frozen_weight) in zip(sent, frozen.stream_weights(), strict=True):
         assert name == other
-        assert torch.equal(before, after), f"{name} is sent to engines and exported as if it were trained"
+        assert torch.equal(full_weight, frozen_weight), f"{name} is sent to engines and exported as if it were trained"
 
 
 def local(tensor: Any) -> torch.Tensor:
-    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return own
+    shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -92,20 +94,23 @@ def test_autograd_keeps_nothing_of_a_frozen_vision_encoder(
 
     def kept(*parts: str) -> int:
         """Storages that autograd saves within the vision encoder's modules before its projector."""
-        how: Any = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": checkpointing}
-        policy = load_policy(path, frozen=parts, **how)
-        own = {p.untyped_storage().data_ptr() for p in [*policy.parameters(), *policy.buffers()]}
+        options: Any = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": checkpointing}
+        policy = load_policy(path, frozen=parts, **options)
+        resident = {p.untyped_storage().data_ptr() for p in [*policy.parameters(), *policy.buffers()]}
         within, saved = [False], set[int]()
         vision_encoder, *_ = vision_modules(policy.lm)
         first = vision_encoder.patch_embed if hasattr(vision_encoder, "patch_embed") else vision_encoder.embeddings  # type: ignore[union-attr]
-        for block in [first, *(one for one in vision_encoder.modules() if isinstance(one, GradientCheckpointingLayer))]:
+        for block in [
+            first,
+            *(submodule for submodule in vision_encoder.modules() if isinstance(submodule, GradientCheckpointingLayer)),
+        ]:
             block.register_forward_pre_hook(lambda *_: within.__setitem__(0, True))
             block.register_forward_hook(lambda *_: within.__setitem__(0, False))
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            place = tensor.untyped_storage().data_ptr()
-            if within[0] and place not in own:
-                saved.add(place)
+            pointer = tensor.untyped_storage().data_ptr()
+            if within[0] and pointer not in resident:
+                saved.add(pointer)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -140,11 +145,11 @@ def test_a_checkpoint_has_what_is_frozen_and_resumes_to_the_bit(
     mesh: Any, model_folder: tuple[str, Any], tmp_path: Path, dtype: torch.dtype
 ) -> None:
     path, rule = model_folder
-    one = Learning(path, mesh, dtype)
-    one.step(batch_of(rule))
-    state = trained_state(one.trained)
-    named = {f"policy.model.lm.{name}" for name, _ in named_weights(one.model.lm)}
-    assert named <= state.keys()
+    original = Learning(path, mesh, dtype)
+    original.step(batch_of(rule))
+    state = trained_state(original.trained)
+    weight_names = {f"policy.model.lm.{name}" for name, _ in named_weights(original.model.lm)}
+    assert weight_names <= state.keys()
     assert not [name for name in state if name.startswith("policy.optimizer.") and part_of(name)]
     save_state(copied(state), {}, tmp_path / "saved", dist.group.WORLD)
     other = Learning(path, mesh, dtype)
@@ -152,10 +157,10 @@ def test_a_checkpoint_has_what_is_frozen_and_resumes_to_the_bit(
         for parameter in other.model.parameters():
             local(parameter).add_(1.0)
     load_state(other.trained, tmp_path / "saved")
-    for learning in (one, other):
+    for learning in (original, other):
         learning.step(batch_of(rule, seed=1))
-    expected, found = one.whole(), other.whole()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    expected, restored = original.whole(), other.whole()
+    assert [name for name in expected if not torch.equal(restored[name], expected[name])] == []
 
 
 def sharded(rank: int, path: str, rule: Any, folder: str) -> None:
@@ -164,12 +169,12 @@ def sharded(rank: int, path: str, rule: Any, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     fsdp_sharding.WHOLE_BYTES = 0
     for dtype in (torch.float32, torch.bfloat16):
-        own = Learning(path, ParallelDims.of(2, replicate=1).mesh("cpu"), dtype)
-        before = own.whole()
+        learning = Learning(path, ParallelDims.of(2, replicate=1).mesh("cpu"), dtype)
+        initial = learning.whole()
         for seed in (0, 1):
-            own.step(batch_of(rule, seed=seed))
-        if (after := own.whole()) and rank == 0:
-            torch.save((before, after), Path(folder) / f"{dtype}.pt")
+            learning.step(batch_of(rule, seed=seed))
+        if (updated := learning.whole()) and rank == 0:
+            torch.save((initial, updated), Path(folder) / f"{dtype}.pt")
     dist.destroy_process_group()
 
 
@@ -191,11 +196,11 @@ def test_ranks_that_share_a_frozen_vision_encoder_train_as_one(
     mesh: Any, model_folder: tuple[str, Any], of_two_ranks: Path, dtype: torch.dtype, off: float
 ) -> None:
     path, rule = model_folder
-    before, after = torch.load(of_two_ranks / f"{dtype}.pt")
+    initial, updated = torch.load(of_two_ranks / f"{dtype}.pt")
     alone = Learning(path, mesh, dtype)
     for seed in (0, 1):
         alone.step(batch_of(rule, seed=seed))
     expected = alone.whole()
-    assert {name for name in after if torch.equal(before[name], after[name])} == set(filter(part_of, after))
-    error = sum((after[name] - expected[name]).square().sum() for name in after)
-    assert (error / sum((after[name] - before[name]).square().sum() for name in after)).sqrt() < off
+    assert {name for name in updated if torch.equal(initial[name], updated[name])} == set(filter(part_of, updated))
+    error = sum((updated[name] - expected[name]).square().sum() for name in updated)
+    assert (error / sum((updated[name] - initial[name]).square().sum() for name in updated)).sqrt() < off

@@ -34,11 +34,11 @@ def load(mesh: Any, base: str, checkpointing: loading.Checkpointing, dtype: torc
     )
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(first: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     def bits(tensor: Tensor) -> Tensor:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
-    return one.keys() == other.keys() and all(torch.equal(bits(one[name]), bits(other[name])) for name in one)
+    return first.keys() == other.keys() and all(torch.equal(bits(first[name]), bits(other[name])) for name in first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

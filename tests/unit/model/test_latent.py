@@ -42,9 +42,9 @@ def test_the_bias_for_the_choice_of_experts_stays_in_float32(kind: str, tmp_path
     lm = tiny_lm(kind)
     lm.save_pretrained(tmp_path)
     config = tiny_config(kind)
-    made = _without_weights(AutoModelForCausalLM, config, torch.bfloat16)
+    empty_model = _without_weights(AutoModelForCausalLM, config, torch.bfloat16)
     read = read_model(AutoModelForCausalLM, str(tmp_path), config, dtype=torch.bfloat16)
-    for each in (made, read):
+    for each in (empty_model, read):
         assert {each.model.layers[n].mlp.gate.e_score_correction_bias.dtype for n in (1, 2)} == {torch.float32}
         assert each.lm_head.weight.dtype == torch.bfloat16
     bias = lm.model.layers[1].mlp.gate.e_score_correction_bias
@@ -60,17 +60,20 @@ def test_the_engine_is_told_what_transformers_does_not_write(kind: str, tmp_path
 
     folder = save_tiny(tmp_path / "model", kind)
     wanted = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "first_k_dense_replace": 1}
-    found = engine_keys(str(folder))
+    overrides = engine_keys(str(folder))
     written = json.loads((folder / "config.json").read_text())
-    assert {name: (written | found)[name] for name in wanted} == wanted
-    assert not found.keys() & written.keys()
-    given = replace(spec("cpu"), model=str(folder))
-    assert engine_arguments(given)["hf_overrides"] == found
-    assert engine_arguments(replace(given, float_head=True))["hf_overrides"] == {**found, "head_dtype": "float32"}
-    assert engine_arguments(given)["attention_backend"] == "CPU_MLA"
-    assert "attention_backend" not in engine_arguments(replace(given, device="cuda"))
-    words = server_arguments(given)
-    assert json.loads(words[words.index("--hf-overrides") + 1]) == found
+    assert {name: (written | overrides)[name] for name in wanted} == wanted
+    assert not overrides.keys() & written.keys()
+    engine_spec = replace(spec("cpu"), model=str(folder))
+    assert engine_arguments(engine_spec)["hf_overrides"] == overrides
+    assert engine_arguments(replace(engine_spec, float_head=True))["hf_overrides"] == {
+        **overrides,
+        "head_dtype": "float32",
+    }
+    assert engine_arguments(engine_spec)["attention_backend"] == "CPU_MLA"
+    assert "attention_backend" not in engine_arguments(replace(engine_spec, device="cuda"))
+    words = server_arguments(engine_spec)
+    assert json.loads(words[words.index("--hf-overrides") + 1]) == overrides
     add_engine_keys(folder)
     assert engine_keys(str(folder)) == {}
     read_config(str(folder))

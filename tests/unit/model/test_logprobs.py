@@ -112,12 +112,12 @@ def test_several_tokens_of_each_position_are_those_of_a_plain_log_softmax(chunk:
     hidden, weight, _ = inputs()
     targets = torch.randint(0, 17, (11, 3))
     targets[0] = 5  # the same token thrice
-    found, entropy = token_log_probs(hidden, weight, targets, 0.7, chunk, True)
+    log_probs, entropy = token_log_probs(hidden, weight, targets, 0.7, chunk, True)
     log_p = (hidden.double() @ weight.double().t() / 0.7).log_softmax(-1)
     expected, spread = log_p.gather(-1, targets), -(log_p.exp() * log_p).sum(-1)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=1e-5)
     scale, other = torch.randn(11, 3), torch.randn(11)
-    ours = torch.autograd.grad((scale * found).sum() + (other * entropy).sum(), (hidden, weight))
+    ours = torch.autograd.grad((scale * log_probs).sum() + (other * entropy).sum(), (hidden, weight))
     theirs = torch.autograd.grad((scale * expected).sum() + (other * spread).sum(), (hidden, weight))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -133,21 +133,21 @@ def test_gradcheck_of_several_tokens() -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_the_likeliest_tokens_are_those_of_a_plain_log_softmax(k: int, chunk: int) -> None:
     hidden, weight, targets = inputs()
-    found = likeliest_tokens(hidden, weight, targets, 0.7, chunk, k, 12)
-    assert torch.equal(found.log_probs, token_log_probs(hidden, weight, targets, 0.7, chunk, False)[0])
+    likeliest = likeliest_tokens(hidden, weight, targets, 0.7, chunk, k, 12)
+    assert torch.equal(likeliest.log_probs, token_log_probs(hidden, weight, targets, 0.7, chunk, False)[0])
     log_p = (hidden.double() @ weight.double().t() / 0.7).log_softmax(-1)
     top, ids = log_p[:, :12].topk(k, dim=-1)
-    assert torch.equal(found.ids, ids), "none from 12 on"
-    torch.testing.assert_close(found.top.double(), top, rtol=0, atol=1e-5)
-    assert found.agrees.tolist() == (log_p.argmax(-1) == targets).tolist()
+    assert torch.equal(likeliest.ids, ids), "none from 12 on"
+    torch.testing.assert_close(likeliest.top.double(), top, rtol=0, atol=1e-5)
+    assert likeliest.agrees.tolist() == (log_p.argmax(-1) == targets).tolist()
 
 
 def test_logits_of_all_tokens_are_not_held_for_several_of_each_either() -> None:
     hidden, weight, _ = inputs(64, 4, 999)
     targets = torch.randint(0, 999, (64, 8))
     with Largest() as seen:
-        found = likeliest_tokens(hidden, weight, targets[:, 0], 1.0, 4, 8, 999)
-        token_log_probs(hidden, weight, found.ids, 1.0, 4, True)[0].sum().backward()
+        likeliest = likeliest_tokens(hidden, weight, targets[:, 0], 1.0, 4, 8, 999)
+        token_log_probs(hidden, weight, likeliest.ids, 1.0, 4, True)[0].sum().backward()
     assert seen.elements < 3 * 4 * 999
     assert seen.at_once < 64 * 999 / 2
 

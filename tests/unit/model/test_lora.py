@@ -47,10 +47,10 @@ def passed(layer: lora.Linear, x: Tensor, *, own: bool) -> tuple[Tensor, list[Te
     y = type(layer).forward(layer, x) if own else layer(x)
     layer.zero_grad()
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
-    found = [x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
-    assert all(grad is not None for grad in found)
+    gradients = [x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
+    assert all(grad is not None for grad in gradients)
     assert layer.get_base_layer().weight.grad is None
-    return y.detach(), [grad.clone() for grad in found if grad is not None]
+    return y.detach(), [grad.clone() for grad in gradients if grad is not None]
 
 
 @pytest.mark.parametrize("shape", [(7, IN), (1, 7, IN), (2, 5, IN), (0, IN), (1, 0, IN)])
@@ -93,9 +93,9 @@ class Made(TorchDispatchMode):
         self.tensors: list[Tensor] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        self.tensors += [made] if isinstance(made, Tensor) else []
-        return made
+        output = function(*args, **(kwargs or {}))
+        self.tensors += [output] if isinstance(output, Tensor) else []
+        return output
 
 
 def test_nothing_of_the_layers_width_is_made_but_what_it_gives() -> None:
@@ -103,8 +103,8 @@ def test_nothing_of_the_layers_width_is_made_but_what_it_gives() -> None:
     x = torch.randn(1, 9, IN, dtype=torch.float64)
     counts = []
     for forward in (layer, lambda x: type(layer).forward(layer, x)):
-        with torch.no_grad(), Made() as made:
+        with torch.no_grad(), Made() as recorder:
             forward(x)
-        wide = [tensor for tensor in made.tensors if tensor.numel() == x.shape[1] * OUT]
+        wide = [tensor for tensor in recorder.tensors if tensor.numel() == x.shape[1] * OUT]
         counts.append(len({tensor.untyped_storage().data_ptr() for tensor in wide}))
     assert counts == [1, 4]

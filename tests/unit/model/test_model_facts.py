@@ -52,10 +52,10 @@ def test_checkpoint_names_are_parameter_names(kind: str, tmp_path: Path) -> None
     lm = tiny_lm(kind)
     lm.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     expected = dict(part for name, weight in named_weights(lm) for part in stored(name, weight, kind))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./nothing", "no folder", "a/b/c"])
@@ -203,22 +203,22 @@ def with_head(folder: Path, head: Callable[[torch.Tensor], torch.Tensor], *, kin
     """Put a head of its own, made of the embedding, into the files of a tied model."""
     from safetensors.torch import load_file, save_file
 
-    whole = folder / "model.safetensors"
-    weights = load_file(whole)
+    weights_file = folder / "model.safetensors"
+    weights = load_file(weights_file)
     (name,) = (name for name in weights if name.endswith("embed_tokens.weight"))
     weights["lm_head.weight"] = head(weights[name]).contiguous().clone()
     if kind == "safetensors":
-        save_file(weights, whole, {"format": "pt"})
+        save_file(weights, weights_file, {"format": "pt"})
     elif kind == "bin":
         torch.save(weights, folder / "pytorch_model.bin")
-        whole.unlink()
+        weights_file.unlink()
     else:
         files = {"a.safetensors": [name], "b.safetensors": [other for other in weights if other != name]}
         for file, names in files.items():
-            save_file({one: weights[one] for one in names}, folder / file, {"format": "pt"})
-        index = {"weight_map": {one: file for file, names in files.items() for one in names}}
+            save_file({key: weights[key] for key in names}, folder / file, {"format": "pt"})
+        index = {"weight_map": {key: file for file, names in files.items() for key in names}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        whole.unlink()
+        weights_file.unlink()
     return folder
 
 

@@ -36,8 +36,8 @@ class Learning:
         from rlcli.model.optim import build_optimizer
 
         torch.manual_seed(seed)
-        place = {"dtype": torch.float32, "device": torch.device("cpu"), "mesh": mesh}
-        self.model = load_value(path, **place) if value else load_policy(path, lora=lora, **place)
+        options = {"dtype": torch.float32, "device": torch.device("cpu"), "mesh": mesh}
+        self.model = load_value(path, **options) if value else load_policy(path, lora=lora, **options)
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
 
     def step(self) -> None:
@@ -64,9 +64,9 @@ def places(owners: Owners) -> dict[str, int]:
     return {name: tensor.data_ptr() for name, tensor in trained_state(trained(owners)).items() if tensor.ndim}
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
 def save(owners: Owners, folder: Path, writer: StateWriter | None = None) -> dict[str, Any]:
@@ -100,21 +100,21 @@ def test_what_is_loaded_is_what_was_saved_and_training_goes_on_alike(
     save(owners, tmp_path / "policy")
     for learning in owners.values():
         learning.step()
-    later = whole(owners)
+    updated = whole(owners)
 
     others = build(kind, mesh, base, seed=7)
     for learning in [*others.values(), *others.values()]:
         learning.step()  # what it learned has to be forgotten
-    before = places(others)
+    initial_pointers = places(others)
     load_state(trained(others), tmp_path / "policy")
     assert_same(whole(others), expected)
-    assert places(others) == before, "no second model"
-    own = load_own(tmp_path / "policy", 0)
-    assert own is not None
-    set_rng_state(own)
+    assert places(others) == initial_pointers, "no second model"
+    rng_state = load_own(tmp_path / "policy", 0)
+    assert rng_state is not None
+    set_rng_state(rng_state)
     for learning in others.values():
         learning.step()
-    assert_same(whole(others), later)
+    assert_same(whole(others), updated)
 
 
 def test_a_checkpoint_of_the_unfused_optimizer_resumes_unchanged(mesh: Any, base: str, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_checkpoint_of_the_unfused_optimizer_resumes_unchanged(mesh: Any, base
         torch.manual_seed(1)
         learning.step()
     expected = whole({"policy": former})
-    for name, found in whole({"policy": fused}).items():
-        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-7)
+    for name, weight in whole({"policy": fused}).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-7)
     assert all(group["fused"] for group in fused.optimizer.param_groups)
 
 
@@ -162,8 +162,8 @@ def test_what_is_fixed_is_saved_with_the_weights(mesh: Any, tmp_path: Path, kind
     for layer in (1, 2):
         other.model.lm.model.layers[layer].mlp.gate.e_score_correction_bias.zero_()
     load_state(trained({"policy": other}), tmp_path / "policy")
-    found = whole({"policy": other})
-    assert all(expected[name].any() and torch.equal(found[name], expected[name]) for name in fixed)
+    weights = whole({"policy": other})
+    assert all(expected[name].any() and torch.equal(weights[name], expected[name]) for name in fixed)
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -178,9 +178,9 @@ def test_a_policy_that_had_not_stepped_has_not_stepped_after_loading(
         others["policy"].step()
     load_state(trained(others), tmp_path / "policy")
     assert not others["policy"].optimizer.state
-    for both in (owners, others):
+    for models in (owners, others):
         torch.manual_seed(3)
-        both["policy"].step()
+        models["policy"].step()
     assert_same(whole(others), whole(owners))
 
 
@@ -244,18 +244,18 @@ def test_the_copy_is_gone_by_when_it_is_written(
     writer.start(state, rng_state(), tmp_path / "policy")
     del state
     assert writer._done is not None
-    left: list[int] = []
-    writer._done.add_done_callback(lambda _: left.append(sum(copy() is not None for copy in copies)))
+    live_copies: list[int] = []
+    writer._done.add_done_callback(lambda _: live_copies.append(sum(copy() is not None for copy in copies)))
     assert all(copy() is not None for copy in copies)
     slow.go.set()
     writer.wait()
-    assert left == [0]
+    assert live_copies == [0]
 
 
 def test_every_file_is_listed_with_its_size_and_hash(mesh: Any, base: str, tmp_path: Path) -> None:
     files = save(build("lora", mesh, base, 0), tmp_path / "policy")
-    found = {f"policy/{path.name}": described(path) for path in (tmp_path / "policy").iterdir()}
-    assert files == found
+    descriptions = {f"policy/{path.name}": described(path) for path in (tmp_path / "policy").iterdir()}
+    assert files == descriptions
     assert set(files) == {"policy/.metadata", "policy/__0_0.distcp", "policy/rank-0.pt"}
 
 
@@ -349,10 +349,10 @@ def test_a_full_disk_is_one_line_at_any_byte_and_the_next_save_works(tmp_path: P
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = ran.stdout.splitlines()
     for line, size in zip(lines, (0, 100, 10_000, 200_000), strict=False):
-        said = (
+        prefix = (
             f"RunFailed rank 0: cannot write the checkpoint {tmp_path}/at-{size}: File too large; make room there, or"
         )
-        assert line.startswith(said), ran.stderr
+        assert line.startswith(prefix), ran.stderr
     assert lines[4:] == ["written 3", "loaded"], ran.stderr
 
 
@@ -397,9 +397,9 @@ def shards() -> list[SampleShard | None]:
 def test_tokens_that_wait_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "waiting.npz"
     assert write_waiting(path, shards()) == {"waiting.npz": described(path)}
-    found = read_waiting(path)
-    assert [shard is None for shard in found] == [False, True, False]
-    for shard, expected in zip(found, shards(), strict=True):
+    waiting = read_waiting(path)
+    assert [shard is None for shard in waiting] == [False, True, False]
+    for shard, expected in zip(waiting, shards(), strict=True):
         for name, value in vars(expected).items() if expected else ():
             back = getattr(shard, name)
             assert (back is None) == (value is None)
@@ -445,10 +445,10 @@ def test_moments_of_muon_are_saved_and_training_continues_with_them(mesh: Any, b
     from rlcli.model.optim import MuonSettings, build_optimizer
 
     def learning(seed: int) -> Learning:
-        made = Learning(mesh, base, seed)
+        learner = Learning(mesh, base, seed)
         muon = MuonSettings(0.95, "match_rms_adamw")
-        made.optimizer = build_optimizer(made.model, 1e-2, (0.9, 0.99), 0.1, muon)
-        return made
+        learner.optimizer = build_optimizer(learner.model, 1e-2, (0.9, 0.99), 0.1, muon)
+        return learner
 
     owners = {"policy": learning(0)}
     owners["policy"].step()
@@ -456,12 +456,12 @@ def test_moments_of_muon_are_saved_and_training_continues_with_them(mesh: Any, b
     assert {name.rpartition(".")[2] for name in expected} >= {"momentum_buffer", "exp_avg", "exp_avg_sq"}
     save(owners, tmp_path / "policy")
     owners["policy"].step()
-    later = whole(owners)
+    updated = whole(owners)
     others = {"policy": learning(7)}
     load_state(trained(others), tmp_path / "policy")
     assert_same(whole(others), expected)
-    own = load_own(tmp_path / "policy", 0)
-    assert own is not None
-    set_rng_state(own)
+    rng_state = load_own(tmp_path / "policy", 0)
+    assert rng_state is not None
+    set_rng_state(rng_state)
     others["policy"].step()
-    assert_same(whole(others), later)
+    assert_same(whole(others), updated)

@@ -109,7 +109,7 @@ def test_torchs_own_muon_moves_alike_but_for_bfloat16() -> None:
     [hidden, *_] = hidden_matrices(model.lm)
     theirs = torch.nn.Parameter(hidden.parameter.detach().clone())
     their = torch.optim.Muon([theirs], LR, DECAY, MOMENTUM, adjust_lr_fn="match_rms_adamw")
-    optimizer, before = built(model), theirs.detach().clone()
+    optimizer, initial = built(model), theirs.detach().clone()
     for seed in range(3):
         for name, gradient in gradients_of(model, seed).items():
             model.get_parameter(name).grad = gradient.float()
@@ -117,7 +117,7 @@ def test_torchs_own_muon_moves_alike_but_for_bfloat16() -> None:
         theirs.grad = hidden.parameter.grad.clone()
         optimizer.step()
         their.step()
-    moved = (theirs.detach() - before).norm()
+    moved = (theirs.detach() - initial).norm()
     assert float((hidden.parameter.detach() - theirs.detach()).norm() / moved) < 0.02
 
 
@@ -132,28 +132,28 @@ def test_singular_values_come_near_one_and_zero_stays_zero() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_matrices_follow_it_and_the_rest_adamw(kind: str) -> None:
     model = policy(kind)
-    hidden = {id(one.parameter) for one in hidden_matrices(model.lm)}
-    named = dict(model.named_parameters())
-    out = [name for name, parameter in named.items() if parameter.ndim > 1 and id(parameter) not in hidden]
-    assert out
+    hidden = {id(matrix.parameter) for matrix in hidden_matrices(model.lm)}
+    parameters = dict(model.named_parameters())
+    excluded = [name for name, parameter in parameters.items() if parameter.ndim > 1 and id(parameter) not in hidden]
+    assert excluded
     assert all(
         name.endswith(("embed_tokens.weight", "lm_head.weight", ".gate.weight", ".router.weight", "conv1d.weight"))
         or name.endswith(("shared_expert_gate.weight", "proj_bias"))
-        for name in out
+        for name in excluded
     )
     optimizer, plain = built(model), policy(kind)
     adamw = build_optimizer(plain, LR, BETAS, DECAY)
-    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for name, gradient in gradients_of(model, 0).items():
-        named[name].grad, plain.get_parameter(name).grad = gradient, gradient.clone()
+        parameters[name].grad, plain.get_parameter(name).grad = gradient, gradient.clone()
     optimizer.step()
     adamw.step()
-    for name, parameter in named.items():
+    for name, parameter in parameters.items():
         other = plain.get_parameter(name).detach()
         assert torch.equal(parameter.detach(), other) is (id(parameter) not in hidden), name
-        assert not torch.equal(parameter.detach(), before[name]), name
-        kept = {"momentum_buffer"} if id(parameter) in hidden else {"step", "exp_avg", "exp_avg_sq"}
-        assert optimizer.state[parameter].keys() == kept
+        assert not torch.equal(parameter.detach(), initial[name]), name
+        state_keys = {"momentum_buffer"} if id(parameter) in hidden else {"step", "exp_avg", "exp_avg_sq"}
+        assert optimizer.state[parameter].keys() == state_keys
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
@@ -162,13 +162,13 @@ def test_each_matrix_of_an_expert_steps_as_if_alone(kind: str) -> None:
     model = policy(kind)
     name = next(name for name, _ in model.named_parameters() if name.endswith("experts.gate_up_proj"))
     weight, gradient = model.get_parameter(name), gradients_of(model, 0)[name]
-    before = weight.detach().clone()
+    initial = weight.detach().clone()
     weight.grad = gradient
     built(model, "original").step()
-    for expert in range(len(before)):
-        own = (before[expert], gradient[expert], weight.detach()[expert])
+    for expert in range(len(initial)):
+        matrices = (initial[expert], gradient[expert], weight.detach()[expert])
         # Files have gpt_oss's as it is in memory, [inputs, outputs].
-        parts = [(one.mT,) for one in own] if kind == "gpt_oss" else [one.chunk(2) for one in own]
+        parts = [(matrix.mT,) for matrix in matrices] if kind == "gpt_oss" else [matrix.chunk(2) for matrix in matrices]
         pairs = zip(*parts, strict=True)
         for old, slope, new in pairs:
             step = step_factor(old.shape[0], old.shape[1], "original") * orthogonal(slope[None])[0]
@@ -179,12 +179,12 @@ RANKS = {2: (("qwen3_moe", 1), ("gpt_oss", 1), ("qwen3", 2)), 3: (("qwen3_5_moe_
 """Number of ranks → kinds of models, each with the number of its copies."""
 
 
-def stepped(model: Any, place: Any, steps: range) -> None:
+def stepped(model: Any, distribute: Any, steps: range) -> None:
     """Steps with the same gradients wherever the parameters are."""
     optimizer = built(model)
     for seed in steps:
         for name, gradient in gradients_of(model, seed).items():
-            model.get_parameter(name).grad = place(model.get_parameter(name), gradient)
+            model.get_parameter(name).grad = distribute(model.get_parameter(name), gradient)
         optimizer.step()
 
 
@@ -197,7 +197,7 @@ def child(rank: int, world: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    found = {}
+    results = {}
     for kind, replicate in RANKS[world]:
         mesh = ParallelDims.of(world, replicate).mesh("cpu")
         model = policy(kind)
@@ -209,9 +209,9 @@ def child(rank: int, world: int, folder: str) -> None:
             return distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
 
         stepped(model, place, range(3))
-        whole = {name: cast(DTensor, own).full_tensor().detach() for name, own in model.named_parameters()}
-        found[f"{kind} {replicate}"] = whole
-    torch.save(found, Path(folder) / f"{rank}.pt")
+        full_weights = {name: cast(DTensor, own).full_tensor().detach() for name, own in model.named_parameters()}
+        results[f"{kind} {replicate}"] = full_weights
+    torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -36,9 +36,9 @@ def test_all_numbers_and_scales_are_those_of_transformers() -> None:
     blocks[0, 0, 0] = torch.arange(16).to(torch.uint8) * 17  # each number in both halves
     scales = torch.randint(100, 150, (3, 5, 2), dtype=torch.uint8)
     expected = convert_moe_packed_tensors(blocks, scales)
-    found = torch.stack([dequantized(*expert) for expert in zip(blocks, scales, strict=True)])
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, expected)
+    weights = torch.stack([dequantized(*expert) for expert in zip(blocks, scales, strict=True)])
+    assert weights.dtype == torch.bfloat16
+    assert torch.equal(weights, expected)
 
 
 def test_each_worker_reads_its_experts(model: Path) -> None:
@@ -49,8 +49,8 @@ def test_each_worker_reads_its_experts(model: Path) -> None:
         assert files.hold(name, torch.Size(shape))
         assert not files.hold(name, torch.Size((*shape[:2], 64)))
         part = files.rows(name, 2, 3, torch.device("cpu"))
-        both = [stored[name + end][2:5] for end in ("_blocks", "_scales")]
-        assert torch.equal(part, torch.stack([dequantized(*expert) for expert in zip(*both, strict=True)]))
+        tensors = [stored[name + end][2:5] for end in ("_blocks", "_scales")]
+        assert torch.equal(part, torch.stack([dequantized(*expert) for expert in zip(*tensors, strict=True)]))
     bias = f"{UP}_bias"
     assert torch.equal(files.rows(bias, 1, 2, torch.device("cpu")), stored[bias][1:3])
 
@@ -118,10 +118,10 @@ def test_the_engine_gets_a_model_that_is_not_quantised(model: Path) -> None:
         def update(self, values: dict[str, object]) -> None:
             vars(self).update(values)
 
-    given = replace(spec("cpu"), model=str(model), float_head=True)
-    found = engine_arguments(given)["hf_overrides"](Config(quantization_config={}))
-    assert vars(found) == {"head_dtype": "float32"}
-    assert callable(engine_arguments(given)["hf_overrides"])
-    assert not callable(engine_arguments(replace(given, weights_follow=False))["hf_overrides"])
+    engine_spec = replace(spec("cpu"), model=str(model), float_head=True)
+    config = engine_arguments(engine_spec)["hf_overrides"](Config(quantization_config={}))
+    assert vars(config) == {"head_dtype": "float32"}
+    assert callable(engine_arguments(engine_spec)["hf_overrides"])
+    assert not callable(engine_arguments(replace(engine_spec, weights_follow=False))["hf_overrides"])
     with pytest.raises(SetupError, match="are in MXFP4"):
-        server_arguments(given)
+        server_arguments(engine_spec)

@@ -28,8 +28,8 @@ class Learning:
         from rlcli.model.optim import build_optimizer
 
         torch.manual_seed(0)
-        place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": mesh}
-        self.model = load_policy(path, lora=LoraSpec(rank=4, alpha=8.0) if lora else None, **place)
+        options: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": mesh}
+        self.model = load_policy(path, lora=LoraSpec(rank=4, alpha=8.0) if lora else None, **options)
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
         self.offload = Offload(KINDS[kinds], CPU)
         self.offload.add("policy", self.model, self.optimizer)
@@ -56,11 +56,11 @@ class Learning:
         }
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def equal(first: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     def bits(tensor: Tensor) -> Tensor:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
-    return one.keys() == other.keys() and all(torch.equal(bits(one[name]), bits(other[name])) for name in one)
+    return first.keys() == other.keys() and all(torch.equal(bits(first[name]), bits(other[name])) for name in first)
 
 
 @pytest.mark.parametrize("kinds", ["optimizer", "all"])
@@ -74,8 +74,8 @@ def test_training_is_bitwise_the_same_with_everything_offloaded(
     assert any(isinstance(p, DTensor) for p in plain.model.parameters()) == (dtype == torch.bfloat16)
     for _ in range(4):
         moved.offload.to_host(*moved.offload.names)
-        for one in (plain, moved):
-            one.step()
+        for learner in (plain, moved):
+            learner.step()
     moved.offload.to_host(*moved.offload.names)
     assert equal(plain.state(), moved.state()), "its state can be saved while it is away"
     moved.offload.to_device(*moved.offload.names)
@@ -85,45 +85,45 @@ def test_training_is_bitwise_the_same_with_everything_offloaded(
 def test_what_is_away_takes_no_memory_on_the_device(mesh: Any, base: str) -> None:
     learning = Learning(mesh, base, "all")
     learning.step()
-    there = learning.held_bytes()
+    resident = learning.held_bytes()
     learning.offload.to_host("policy.optimizer")
-    assert learning.held_bytes() == {"model": there["model"], "optimizer": 0}
+    assert learning.held_bytes() == {"model": resident["model"], "optimizer": 0}
     learning.offload.to_host("policy")
     assert learning.held_bytes() == {"model": 0, "optimizer": 0}
     learning.offload.to_host("policy")  # where it is already
     learning.offload.to_device("policy", "policy.optimizer")
-    assert learning.held_bytes() == there
+    assert learning.held_bytes() == resident
 
 
 def test_only_what_the_setting_names_is_sent_away(mesh: Any, base: str) -> None:
     none, optimizer = Learning(mesh, base, "none"), Learning(mesh, base, "optimizer")
     for learning in (none, optimizer):
         learning.step()
-        there = learning.held_bytes()
+        resident = learning.held_bytes()
         learning.offload.to_host("policy", "policy.optimizer", "critic")
-        assert learning.held_bytes()["model"] == there["model"] > 0
-    assert none.held_bytes() == there
+        assert learning.held_bytes()["model"] == resident["model"] > 0
+    assert none.held_bytes() == resident
     assert none.offload.names == ()
     assert optimizer.held_bytes()["optimizer"] == 0
 
 
 def test_the_base_beneath_an_adapter_is_copied_once(mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learning = Learning(mesh, base, "all", lora=True)
-    out: list[int] = []
+    sizes: list[int] = []
     original = Tensor.copy_
 
     def counted(self: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out.append(source.nbytes)
+        sizes.append(source.nbytes)
         return original(self, source, *args, **kwargs)
 
     monkeypatch.setattr(Tensor, "copy_", counted)
     learning.offload.to_host("policy")
-    first, out = sum(out), []
+    first, sizes = sum(sizes), []
     learning.offload.to_device("policy")
-    back, out = sum(out), []
+    back, sizes = sum(sizes), []
     learning.offload.to_host("policy")
     assert first == back == sum(p.nbytes for p in learning.model.parameters())
-    assert sum(out) == sum(p.nbytes for p in learning.model.parameters() if p.requires_grad)
+    assert sum(sizes) == sum(p.nbytes for p in learning.model.parameters() if p.requires_grad)
 
 
 def test_a_checkpoint_is_loaded_over_what_was_away(mesh: Any, base: str, tmp_path: Path) -> None:

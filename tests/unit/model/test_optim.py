@@ -56,13 +56,13 @@ def test_rates_rise_then_never_rise_again_and_stay_within_bounds(
 
 def test_only_matrices_decay() -> None:
     policy = PolicyModel(tiny_lm(), dtype=torch.float32, source="tiny")
-    before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+    initial = {name: p.detach().clone() for name, p in policy.named_parameters()}
     optimizer = build_optimizer(policy, lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for name, parameter in policy.named_parameters():
-        expected = before[name] * (0.95 if parameter.ndim > 1 else 1.0)
+        expected = initial[name] * (0.95 if parameter.ndim > 1 else 1.0)
         torch.testing.assert_close(parameter.detach(), expected, msg=name)
 
 

@@ -51,10 +51,10 @@ def test_packed_log_probs_equal_the_models_own_padded_ones(kind: str) -> None:
     lm = tiny_lm(kind).eval()
     rows = ragged_rows(9)
     expected, entropy = padded_log_probs(lm, rows)
-    out = policy_of(lm)(pack(rows, CPU))
-    assert out.log_probs.dtype == torch.float32
-    torch.testing.assert_close(out.log_probs, expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(out.entropy, entropy, rtol=0, atol=1e-5)
+    output = policy_of(lm)(pack(rows, CPU))
+    assert output.log_probs.dtype == torch.float32
+    torch.testing.assert_close(output.log_probs, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.entropy, entropy, rtol=0, atol=1e-5)
 
 
 def test_packed_gradients_equal_padded_ones() -> None:
@@ -74,8 +74,8 @@ def test_a_sequence_is_the_same_whatever_lies_beside_it() -> None:
     torch.testing.assert_close(policy(pack(rows, CPU)).log_probs, alone, rtol=0, atol=1e-5)
     order = np.random.default_rng(1).permutation(len(rows))
     mixed = pack([rows[i] for i in order], CPU)
-    out = policy(mixed).log_probs
-    parts = torch.cat([out[mixed.sequence == np.flatnonzero(order == i)[0]] for i in range(len(rows))])
+    log_probs = policy(mixed).log_probs
+    parts = torch.cat([log_probs[mixed.sequence == np.flatnonzero(order == i)[0]] for i in range(len(rows))])
     torch.testing.assert_close(parts, alone, rtol=0, atol=1e-5)
 
 
@@ -98,10 +98,10 @@ def test_a_prompt_of_several_rows_is_in_the_pack_once() -> None:
     assert batch.tokens == sum(prompts.values()) + sum(len(tokens) - prompt for tokens, prompt in rows)
     ends = batch.boundaries.tolist()
     for (tokens, prompt), start, end, row in zip(rows, ends[:-1], ends[1:], range(len(rows)), strict=True):
-        own = batch.source[start:end]
-        assert batch.input_ids[own].tolist() == tokens.tolist()
-        assert batch.position_ids[own].tolist() == list(range(len(tokens)))
-        assert batch.response_index[batch.sequence == row].tolist() == own[prompt - 1 : -1].tolist()
+        indices = batch.source[start:end]
+        assert batch.input_ids[indices].tolist() == tokens.tolist()
+        assert batch.position_ids[indices].tolist() == list(range(len(tokens)))
+        assert batch.response_index[batch.sequence == row].tolist() == indices[prompt - 1 : -1].tolist()
         assert batch.targets[batch.sequence == row].tolist() == tokens[prompt:].tolist()
 
 
@@ -120,10 +120,10 @@ def test_a_head_in_float32_rounds_no_logit() -> None:
     exact = (hidden @ weight.T).log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0]
     rounded = policy(batch).log_probs
     policy.float_head = True
-    found = policy(batch).log_probs
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+    log_probs = policy(batch).log_probs
+    torch.testing.assert_close(log_probs.double(), exact, rtol=0, atol=1e-5)
     assert (rounded - exact).abs().max() > 1e-3
-    found.sum().backward()
+    log_probs.sum().backward()
     exact.sum().backward()
     assert lm.lm_head.weight.grad is not None
     assert weight.grad is not None
@@ -151,9 +151,9 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
     torch.testing.assert_close(ours.entropy, entropy, rtol=0, atol=1e-5)
     (weight * ours.log_probs).sum().backward()
     (weight * expected).sum().backward()
-    for (name, own), theirs in zip(lm.named_parameters(), reference.parameters(), strict=True):
+    for (name, parameter), theirs in zip(lm.named_parameters(), reference.parameters(), strict=True):
         scale = theirs.grad.abs().max().item()
-        torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-5 * max(scale, 1.0), msg=name)
+        torch.testing.assert_close(parameter.grad, theirs.grad, rtol=0, atol=1e-5 * max(scale, 1.0), msg=name)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
@@ -194,8 +194,8 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
         return
     assert not len(padded.queries.copies)
     # Every token sees what is before it in its sequence, and itself.
-    flat = [(row, place) for row, (whole, _) in enumerate(rows) for place in range(len(whole))]
-    place_of = dict(zip(segments.source.tolist(), (place for _, place in flat), strict=True))
+    flat = [(row, position) for row, (whole, _) in enumerate(rows) for position in range(len(whole))]
+    place_of = dict(zip(segments.source.tolist(), (position for _, position in flat), strict=True))
     offset = keys = 0
     for call in padded.calls:
         count, last, whole = call.shape
@@ -213,9 +213,9 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
 
 def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
     policy = policy_of(tiny_lm())
-    out = policy(dummy(CPU))
-    assert out.log_probs.shape == (0,)
-    (out.log_probs.sum() * 0).backward()
+    output = policy(dummy(CPU))
+    assert output.log_probs.shape == (0,)
+    (output.log_probs.sum() * 0).backward()
     assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())
 
 
@@ -224,16 +224,16 @@ def test_each_token_sees_the_last_ones_of_its_window_alone(window: int) -> None:
     torch.manual_seed(0)
     lengths = [9, 4, 1, 8]
     query, key, value = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
-    found, _ = packed_attention(
+    attended, _ = packed_attention(
         torch.nn.Identity(), query, key, value, None, segments=Segments.of(lengths, CPU), sliding_window=window
     )
     start = 0
     for length in lengths:
-        for own in range(length):
-            sees = slice(start + max(0, own - window + 1), start + own + 1)
-            scores = torch.einsum("hd,hkd->hk", query[0, :, start + own], key[0, :, sees]) / 8**0.5
+        for position in range(length):
+            sees = slice(start + max(0, position - window + 1), start + position + 1)
+            scores = torch.einsum("hd,hkd->hk", query[0, :, start + position], key[0, :, sees]) / 8**0.5
             expected = torch.einsum("hk,hkd->hd", scores.softmax(-1), value[0, :, sees])
-            torch.testing.assert_close(found[0, start + own], expected)
+            torch.testing.assert_close(attended[0, start + position], expected)
         start += length
 
 
@@ -246,18 +246,20 @@ def test_values_may_be_narrower_than_keys(kernel: str, monkeypatch: pytest.Monke
     value = torch.randn(1, 2, sum(lengths), 6, dtype=torch.float64, requires_grad=True)
     if kernel == "_varlen":
         use_varlen(monkeypatch)
-    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=Segments.of(lengths, CPU))
-    assert found.shape == (1, sum(lengths), 2, 6)
+    attended, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=Segments.of(lengths, CPU))
+    assert attended.shape == (1, sum(lengths), 2, 6)
     start, rows = 0, []
     for length in lengths:
-        for own in range(start, start + length):
-            scores = torch.einsum("hd,hkd->hk", query[0, :, own], key[0, :, start : own + 1]) / 16**0.5
-            rows.append(torch.einsum("hk,hkd->hd", scores.softmax(-1), value[0, :, start : own + 1]))
+        for position in range(start, start + length):
+            scores = torch.einsum("hd,hkd->hk", query[0, :, position], key[0, :, start : position + 1]) / 16**0.5
+            rows.append(torch.einsum("hk,hkd->hd", scores.softmax(-1), value[0, :, start : position + 1]))
         start += length
     expected = torch.stack(rows)
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(attended[0], expected)
     weight = torch.randn_like(expected)
-    ours, theirs = (torch.autograd.grad((out * weight).sum(), (query, key, value)) for out in (found[0], expected))
+    ours, theirs = (
+        torch.autograd.grad((output * weight).sum(), (query, key, value)) for output in (attended[0], expected)
+    )
     for own_gradient, gradient in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own_gradient, gradient)
 

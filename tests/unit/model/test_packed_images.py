@@ -33,23 +33,23 @@ def packed(rule: object, rows: list[ImageRow]) -> PackedBatch:
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_equals_padded_with_images_and_without(kind: str) -> None:
     lm, rule = model_and_rule(kind)
-    one, two, other, last = images_for(rule, (2, 3), (3, 2), (2, 3), (1, 1))
+    first, second, other, last = images_for(rule, (2, 3), (3, 2), (2, 3), (1, 1))
     # Two samples of one prompt; another image of the same size, so with the same tokens; two images; none.
-    sets = [(one,), (one,), (other,), (two, last), ()]
+    sets = [(first,), (first,), (other,), (second, last), ()]
     rows = [row_of(rule, images, 3 + number) for number, images in enumerate(sets)]
     batch = packed(rule, rows)
-    for name, values in rule.inputs([one, other, two, last]).items():
+    for name, values in rule.inputs([first, other, second, last]).items():
         same = torch.equal(batch.image_inputs[name], torch.tensor(values))
         assert same, "a shared prompt's image is seen once; one that only looks alike by itself"
     policy = policy_of(lm)
     expected = padded_log_probs(lm, rule, rows)
-    found = policy(batch).log_probs
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    log_probs = policy(batch).log_probs
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=5e-6)
     expected.square().sum().backward()
-    found.square().sum().backward()
-    for (name, own), plain in zip(policy.lm.named_parameters(), lm.parameters(), strict=True):
+    log_probs.square().sum().backward()
+    for (name, parameter), plain in zip(policy.lm.named_parameters(), lm.parameters(), strict=True):
         if plain.grad is not None:
-            torch.testing.assert_close(own.grad, plain.grad, rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(parameter.grad, plain.grad, rtol=1e-3, atol=1e-4, msg=name)
     for part in vision_modules(policy.lm):
         assert any(weight.grad is not None and weight.grad.any() for weight in part.parameters())
 
@@ -58,23 +58,23 @@ def test_packed_equals_padded_with_images_and_without(kind: str) -> None:
 def test_images_that_come_later_are_each_samples_own(kind: str) -> None:
     """In a conversation: two samples share a prompt with an image, and each is shown another one after its turn."""
     lm, rule = model_and_rule(kind)
-    asked, *later = images_for(rule, (2, 3), (1, 2), (1, 2), (2, 2))
+    first_image, *later_images = images_for(rule, (2, 3), (1, 2), (1, 2), (2, 2))
     rows: list[ImageRow] = []
     masks = []
-    for images in ((later[0],), (later[1], later[2]), ()):
-        tokens, prompt, _ = row_of(rule, (asked,), 3)
-        more = [row_of(rule, (image,), 2)[0] for image in images]
-        whole = np.concatenate([tokens, *more])
-        mask: np.ndarray = np.zeros(len(whole), bool)
-        ends = np.cumsum([len(tokens), *map(len, more)])
-        for end, count in zip(ends, [3, *[2] * len(more)], strict=True):
+    for images in ((later_images[0],), (later_images[1], later_images[2]), ()):
+        tokens, prompt, _ = row_of(rule, (first_image,), 3)
+        image_tokens = [row_of(rule, (image,), 2)[0] for image in images]
+        sequence = np.concatenate([tokens, *image_tokens])
+        mask: np.ndarray = np.zeros(len(sequence), bool)
+        ends = np.cumsum([len(tokens), *map(len, image_tokens)])
+        for end, count in zip(ends, [3, *[2] * len(image_tokens)], strict=True):
             mask[end - count : end] = True
-        rows.append((whole, prompt, (asked, *images)))
+        rows.append((sequence, prompt, (first_image, *images)))
         masks.append(mask)
-    given = [(tokens, prompt) for tokens, prompt, _ in rows]
-    batch = pack(given, CPU, masks, images=[images for *_, images in rows], rule=rule)
+    token_rows = [(tokens, prompt) for tokens, prompt, _ in rows]
+    batch = pack(token_rows, CPU, masks, images=[images for *_, images in rows], rule=rule)
     assert batch.tokens == sum(map(len, masks)) - 2 * rows[0][1], "their prompt is stored once"
-    for name, values in rule.inputs([asked, *later]).items():
+    for name, values in rule.inputs([first_image, *later_images]).items():
         assert torch.equal(batch.image_inputs[name], torch.tensor(values))
     every = [padded_log_probs(lm, rule, [row])[mask[row[1] :]] for row, mask in zip(rows, masks, strict=True)]
     torch.testing.assert_close(policy_of(lm)(batch).log_probs, torch.cat(every), rtol=0, atol=5e-6)
@@ -83,9 +83,9 @@ def test_images_that_come_later_are_each_samples_own(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_image_gives_other_log_probs(kind: str) -> None:
     lm, rule = model_and_rule(kind)
-    one, other = images_for(rule, (2, 3), (2, 3))
-    found = [policy_of(lm)(packed(rule, [row_of(rule, (image,), 6)])).log_probs for image in (one, other)]
-    assert (found[0] - found[1]).abs().max() > 0.05
+    first, other = images_for(rule, (2, 3), (2, 3))
+    log_probs = [policy_of(lm)(packed(rule, [row_of(rule, (image,), 6)])).log_probs for image in (first, other)]
+    assert (log_probs[0] - log_probs[1]).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,9 +93,9 @@ def test_a_pack_without_images_gives_the_vision_encoder_a_gradient_of_0(kind: st
     """Ranks that share its weights reduce their gradients in each pass, whatever each of them sees."""
     lm, rule = model_and_rule(kind)
     policy, row = policy_of(lm), row_of(rule, (), 5)
-    found = policy(packed(rule, [row])).log_probs
-    torch.testing.assert_close(found, padded_log_probs(lm, rule, [row]), rtol=0, atol=5e-6)
-    found.sum().backward()
+    log_probs = policy(packed(rule, [row])).log_probs
+    torch.testing.assert_close(log_probs, padded_log_probs(lm, rule, [row]), rtol=0, atol=5e-6)
+    log_probs.sum().backward()
     for weight in (weight for part in vision_modules(policy.lm) for weight in part.parameters()):
         assert weight.grad is not None
         assert not weight.grad.any()
@@ -133,10 +133,10 @@ def test_tiles_are_seen_beside_either_text_model() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lm = type(lm)(config).eval()
-    one, two = images_for(rule, (2, 3), (1, 1))
-    rows = [row_of(rule, images, 5) for images in ((one,), (one, two), ())]
-    found = policy_of(lm)(packed(rule, rows)).log_probs
-    torch.testing.assert_close(found, padded_log_probs(lm, rule, rows), rtol=0, atol=5e-6)
+    first, second = images_for(rule, (2, 3), (1, 1))
+    rows = [row_of(rule, images, 5) for images in ((first,), (first, second), ())]
+    log_probs = policy_of(lm)(packed(rule, rows)).log_probs
+    torch.testing.assert_close(log_probs, padded_log_probs(lm, rule, rows), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, rule in KINDS.items() if rule is PatchRule])
@@ -153,13 +153,13 @@ def test_positions_are_those_of_transformers(kind: str) -> None:
 def test_what_is_never_drawn_has_no_probability_and_no_gradient() -> None:
     hidden, weight = torch.randn(5, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
     targets, never = torch.tensor([0, 1, 2, 9, 10]), torch.tensor([3, 7])
-    found, entropy = token_log_probs(hidden, weight, targets, 0.7, 2, True, never)
-    kept = [token for token in range(11) if token not in (3, 7)]
-    plain = (hidden @ weight[kept].t() / 0.7).log_softmax(-1)
-    places = torch.tensor([kept.index(int(target)) for target in targets])
-    torch.testing.assert_close(found, plain.gather(-1, places[:, None])[:, 0])
+    log_probs, entropy = token_log_probs(hidden, weight, targets, 0.7, 2, True, never)
+    drawable = [token for token in range(11) if token not in (3, 7)]
+    plain = (hidden @ weight[drawable].t() / 0.7).log_softmax(-1)
+    indices = torch.tensor([drawable.index(int(target)) for target in targets])
+    torch.testing.assert_close(log_probs, plain.gather(-1, indices[:, None])[:, 0])
     torch.testing.assert_close(entropy, -(plain.exp() * plain).sum(-1))
-    wanted = torch.autograd.grad((plain.gather(-1, places[:, None])[:, 0] - plain.exp().sum(-1)).sum(), hidden)[0]
-    got = torch.autograd.grad(found.sum(), (hidden, weight))
+    wanted = torch.autograd.grad((plain.gather(-1, indices[:, None])[:, 0] - plain.exp().sum(-1)).sum(), hidden)[0]
+    got = torch.autograd.grad(log_probs.sum(), (hidden, weight))
     torch.testing.assert_close(got[0], wanted, rtol=1e-4, atol=1e-5)
     assert not got[1][never].any()

@@ -104,14 +104,14 @@ def test_one_wrong_bit_in_the_packed_copy_is_found(place: tuple[int, int], bit: 
     corrupted = weights["layer"].clone()
     corrupted.view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
     engine.pack(corrupted)
-    found = verified(engine, layout, sent_of(weights), through_kernels=through_kernels)
-    assert found.differences == ["layer differs"]
+    report = verified(engine, layout, sent_of(weights), through_kernels=through_kernels)
+    assert report.differences == ["layer differs"]
 
 
 def test_a_kernel_around_a_packed_copy_is_read_through_the_kernel() -> None:
     weights = {"layer": made(torch.float32)}
     engine, layout = loaded(weights)
     matrix = engine.layer.cpu_linear
-    engine.layer.cpu_linear = lambda *given: matrix(*given) * (1 + 2**-20)
-    found = verified(engine, layout, sent_of(weights), through_kernels=False)
-    assert found.differences == ["layer differs"]
+    engine.layer.cpu_linear = lambda *args: matrix(*args) * (1 + 2**-20)
+    report = verified(engine, layout, sent_of(weights), through_kernels=False)
+    assert report.differences == ["layer differs"]

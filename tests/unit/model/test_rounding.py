@@ -21,8 +21,8 @@ def model() -> PolicyModel:
 
 def log_probs(model: PolicyModel) -> np.ndarray:
     with torch.no_grad():
-        found: np.ndarray = model(pack(ragged_rows(), CPU)).log_probs.float().numpy()
-    return found
+        values: np.ndarray = model(pack(ragged_rows(), CPU)).log_probs.float().numpy()
+    return values
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -31,8 +31,8 @@ def test_log_probs_move_by_about_what_the_dtype_rounds(model: PolicyModel, dtype
     half = PolicyModel(tiny_lm().to(getattr(torch, dtype)), dtype=getattr(torch, dtype), source="tiny")
     rounded = log_probs(half)
     with rounded_again(half, UNITS[dtype], seed=1):
-        again = log_probs(half)
-    ratio = np.abs(again - rounded).mean() / np.abs(rounded - exact).mean()
+        repeated = log_probs(half)
+    ratio = np.abs(repeated - rounded).mean() / np.abs(rounded - exact).mean()
     assert 0.5 < ratio < 3.0
     assert np.array_equal(log_probs(half), rounded), "the hooks are gone"
 

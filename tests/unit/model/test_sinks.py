@@ -20,14 +20,14 @@ def by_loops(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, window: i
     """softmax over the scores of what a token sees and its head's sink, which has no value: [T, H, D]."""
     start, rows = 0, []
     for length in LENGTHS:
-        for own in range(start, start + length):
-            first = start if window is None else max(start, own - window + 1)
+        for position in range(start, start + length):
+            first = start if window is None else max(start, position - window + 1)
             heads = []
             for head in range(HEADS):
                 group = head // (HEADS // GROUPS)
-                scores = key[0, group, first : own + 1] @ query[0, head, own] / WIDTH**0.5
+                scores = key[0, group, first : position + 1] @ query[0, head, position] / WIDTH**0.5
                 weights = torch.cat([scores, sinks[head : head + 1]]).softmax(0)[:-1]
-                heads.append(weights @ value[0, group, first : own + 1])
+                heads.append(weights @ value[0, group, first : position + 1])
             rows.append(torch.stack(heads))
         start += length
     return torch.stack(rows)
@@ -50,17 +50,17 @@ def test_a_sink_takes_its_share_of_the_weights(
         use_varlen(monkeypatch)
     if kernel == "plain":
         monkeypatch.setattr("rlcli.model.attention._has_cpu_kernel", lambda device: False)
-    query, key, value, sinks = given = drawn()
+    query, key, value, sinks = inputs = drawn()
     segments = Segments.of(LENGTHS, CPU)
     options: dict[str, Any] = {"segments": segments, "sliding_window": window, "s_aux": sinks}
-    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, **options)
+    attended, _ = packed_attention(torch.nn.Identity(), query, key, value, None, **options)
     expected = by_loops(query, key, value, sinks, window)
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(attended[0], expected)
     weight = torch.randn_like(expected)
-    ours, theirs = (torch.autograd.grad((out * weight).sum(), given) for out in (found[0], expected))
-    for own, gradient in zip(ours, theirs, strict=True):
+    ours, theirs = (torch.autograd.grad((output * weight).sum(), inputs) for output in (attended[0], expected))
+    for actual, gradient in zip(ours, theirs, strict=True):
         assert gradient.any()
-        torch.testing.assert_close(own, gradient)
+        torch.testing.assert_close(actual, gradient)
 
 
 def test_a_sink_far_below_the_scores_changes_nothing() -> None:
@@ -68,5 +68,5 @@ def test_a_sink_far_below_the_scores_changes_nothing() -> None:
     segments = Segments.of(LENGTHS, CPU)
     without, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=segments)
     low = torch.full_like(sinks, -60.0)
-    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=segments, s_aux=low)
-    torch.testing.assert_close(found, without)
+    attended, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=segments, s_aux=low)
+    torch.testing.assert_close(attended, without)

@@ -62,8 +62,8 @@ def test_a_tiny_model_with_tools_has_a_template_for_every_conversation(tmp_path:
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert len(tokenizer) == json.loads((model / "config.json").read_text())["vocab_size"] == len(TOKENIZER) + 3
     assert format_of(tokenizer.chat_template) == "hermes"
-    found = check(tokenizer, [tokenizer.eos_token_id])
-    assert {each.name: str(each.agreement) for each in found if each.agreement is not Agreement.EXACT} == {}
+    findings = check(tokenizer, [tokenizer.eos_token_id])
+    assert {each.name: str(each.agreement) for each in findings if each.agreement is not Agreement.EXACT} == {}
 
 
 @given(st.text())
@@ -114,10 +114,10 @@ def test_sizes_that_no_engine_takes_are_refused(tmp_path: Path, sizes: dict[str,
 
 
 def test_only_its_own_folder_is_overwritten_unless_forced(tmp_path: Path) -> None:
-    made = make_tiny_model(tmp_path / "tiny", seed=1)
-    first = weights(made)
-    make_tiny_model(made, seed=2)
-    assert weights(made) != first
+    folder = make_tiny_model(tmp_path / "tiny", seed=1)
+    first = weights(folder)
+    make_tiny_model(folder, seed=2)
+    assert weights(folder) != first
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "config.json").write_text("{}")
@@ -126,7 +126,7 @@ def test_only_its_own_folder_is_overwritten_unless_forced(tmp_path: Path) -> Non
         make_tiny_model(foreign)
     assert (foreign / "config.json").read_text() == "{}"
     make_tiny_model(foreign, seed=2, force=True)
-    assert weights(foreign) == weights(made)
+    assert weights(foreign) == weights(folder)
     assert (foreign / "mine.txt").read_text() == "keep"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "tiny"]
 
@@ -142,10 +142,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_command_makes_the_model_it_was_asked_for(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(tiny_model)
-    out = tmp_path / "tiny"
-    result = CliRunner().invoke(app, ["--out", str(out), "--hidden", "256", "--layers", "3", "--seed", "5", "--json"])
-    assert json.loads(result.stdout) == {"path": str(out), "hidden": 256, "layers": 3, "seed": 5}
-    config = json.loads((out / "config.json").read_text())
+    folder = tmp_path / "tiny"
+    result = CliRunner().invoke(
+        app, ["--out", str(folder), "--hidden", "256", "--layers", "3", "--seed", "5", "--json"]
+    )
+    assert json.loads(result.stdout) == {"path": str(folder), "hidden": 256, "layers": 3, "seed": 5}
+    config = json.loads((folder / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (256, 3)
 
 

@@ -31,67 +31,67 @@ def tensors() -> list[torch.Tensor]:
 
 
 def test_many_tensors_go_to_a_gpu_in_one_copy_without_a_wait() -> None:
-    given = tensors()
+    sources = tensors()
     with PretendGpu() as gpu:
-        found = upload(given, DEVICE)
+        uploaded = upload(sources, DEVICE)
         assert not gpu.waits
-        back = download(found)
+        back = download(uploaded)
         assert [wait.kind for wait in gpu.waits] == ["download"]
-    for there, here, expected in zip(found, back, given, strict=True):
-        assert isinstance(there, OnGpu)
-        assert torch.equal(there.host, expected)
-        assert torch.equal(here, expected)
-        assert here.dtype == expected.dtype
+    for on_gpu, downloaded, expected in zip(uploaded, back, sources, strict=True):
+        assert isinstance(on_gpu, OnGpu)
+        assert torch.equal(on_gpu.host, expected)
+        assert torch.equal(downloaded, expected)
+        assert downloaded.dtype == expected.dtype
 
 
 def test_more_than_fits_into_one_copy_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcli.model.device_copies.STAGED_BYTES", 40)
-    given = tensors()
+    sources = tensors()
     with PretendGpu() as gpu:
-        found = upload(given, DEVICE)
+        uploaded = upload(sources, DEVICE)
         assert not gpu.waits
-    for there, expected in zip(found, given, strict=True):
-        assert isinstance(there, OnGpu)
-        assert torch.equal(there.host, expected)
+    for on_gpu, expected in zip(uploaded, sources, strict=True):
+        assert isinstance(on_gpu, OnGpu)
+        assert torch.equal(on_gpu.host, expected)
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    given = tensors()
-    assert all(one is other for one, other in zip(upload(given, CPU), given, strict=True))
-    assert all(one is other for one, other in zip(download(given), given, strict=True))
+    sources = tensors()
+    assert all(tensor is other for tensor, other in zip(upload(sources, CPU), sources, strict=True))
+    assert all(tensor is other for tensor, other in zip(download(sources), sources, strict=True))
 
 
 def test_blocks_are_used_again_and_never_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "BLOCK_BYTES", 4096)
     memory = HostMemory(pinned=False)
     for _ in range(2):
-        taken = [memory.take_whole(size) for size in (100, 3000, 1500, 9000, 0, 700)] + memory.take(6000)
-        for number, one in enumerate(taken):
-            one.fill_(number)
-        assert [len(one) for one in taken[:6]] == [100, 3000, 1500, 9000, 0, 700]
-        assert sum(len(one) for one in taken[6:]) == 6000
-        assert all(bool((one == number).all()) for number, one in enumerate(taken))
-        places = [one.data_ptr() for one in taken]
+        blocks = [memory.take_whole(size) for size in (100, 3000, 1500, 9000, 0, 700)] + memory.take(6000)
+        for number, block in enumerate(blocks):
+            block.fill_(number)
+        assert [len(block) for block in blocks[:6]] == [100, 3000, 1500, 9000, 0, 700]
+        assert sum(len(block) for block in blocks[6:]) == 6000
+        assert all(bool((block == number).all()) for number, block in enumerate(blocks))
+        addresses = [block.data_ptr() for block in blocks]
         memory.reuse()
-    again = [memory.take_whole(size) for size in (100, 3000, 1500, 9000, 0, 700)] + memory.take(6000)
-    assert [one.data_ptr() for one in again] == places
+    reused = [memory.take_whole(size) for size in (100, 3000, 1500, 9000, 0, 700)] + memory.take(6000)
+    assert [block.data_ptr() for block in reused] == addresses
 
 
 def test_a_checkpoints_copy_is_in_pinned_memory_that_stays() -> None:
     with PretendGpu() as gpu:
         offload = Offload(KINDS["none"], DEVICE)
         weights = [torch.rand(3, 5, device=DEVICE), torch.arange(4, device=DEVICE)]
-        places = []
+        addresses = []
         for _ in range(2):
             offload.forget_copies()
-            found = [offload.copied(weight) for weight in weights]
-            assert all(map(gpu.is_pinned, found))
-            places.append([one.data_ptr() for one in found])
-            for copy, weight in zip(found, weights, strict=True):
+            copies = [offload.copied(weight) for weight in weights]
+            assert all(map(gpu.is_pinned, copies))
+            addresses.append([one.data_ptr() for one in copies])
+            for copy, weight in zip(copies, weights, strict=True):
                 assert isinstance(weight, OnGpu)
                 assert torch.equal(copy, weight.host)
                 weight.add_(1)
-        assert places[0] == places[1]
+        assert addresses[0] == addresses[1]
 
 
 def test_copies_for_a_sync_of_changes_are_in_pinned_memory() -> None:
@@ -121,8 +121,8 @@ def test_a_bucket_for_the_object_store_passes_through_pinned_memory(tmp_path: Pa
         bucket = [("a", torch.rand(5, 3, device=DEVICE)), ("b", torch.arange(3, device=DEVICE))]
         header, values = packed(bucket, CPU, memory)
         assert gpu.is_pinned(values)
-        for (name, found), (expected, tensor) in zip(unpacked(header, values), bucket, strict=True):
+        for (name, received), (expected, tensor) in zip(unpacked(header, values), bucket, strict=True):
             assert name == expected
             assert isinstance(tensor, OnGpu)
-            assert torch.equal(found, tensor.host)
+            assert torch.equal(received, tensor.host)
         assert packed(bucket, CPU, memory)[1].data_ptr() == values.data_ptr()

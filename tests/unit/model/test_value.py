@@ -56,11 +56,11 @@ def values(model: ValueModel, rows: list[Row] = ROWS) -> Tensor:
 
 def values_one_by_one(lm: Any, rows: list[Row] = ROWS) -> Tensor:
     """Each sequence alone through transformers' own model and attention, at the token before each of the response."""
-    found = []
+    parts = []
     for tokens, prompt in rows:
         hidden = lm.model(input_ids=torch.tensor(tokens)[None], use_cache=False).last_hidden_state[0]
-        found.append(lm.score(hidden)[prompt - 1 : -1, 0])
-    return torch.cat(found)
+        parts.append(lm.score(hidden)[prompt - 1 : -1, 0])
+    return torch.cat(parts)
 
 
 WITHOUT_A_CLASS = ("glm4_moe", "glm4_moe_lite", "qwen3_5_moe_text")
@@ -70,10 +70,10 @@ WITHOUT_A_CLASS = ("glm4_moe", "glm4_moe_lite", "qwen3_5_moe_text")
 def test_packed_values_equal_those_of_each_sequence_alone(kind: str) -> None:
     lm = classifier(kind)
     expected = values_one_by_one(lm)
-    out = values(value_of(lm))
-    assert out.dtype == torch.float32
+    output = values(value_of(lm))
+    assert output.dtype == torch.float32
     assert expected.std() > 0.1
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "olmo2"])
@@ -92,16 +92,16 @@ def test_packed_gradients_equal_those_of_each_sequence_alone(kind: str) -> None:
 def test_a_value_is_that_of_the_state_before_its_token() -> None:
     model = value_of(classifier())
     first, second = np.array([5, 6, 7, 8]), np.array([5, 6, 9, 8])
-    before, after = values(model, [(first, 1)]), values(model, [(second, 1)])
-    assert torch.equal(before[:2], after[:2])  # of token 6, and of the token that differs
-    assert before[2] != after[2]
+    first_values, second_values = values(model, [(first, 1)]), values(model, [(second, 1)])
+    assert torch.equal(first_values[:2], second_values[:2])  # of token 6, and of the token that differs
+    assert first_values[2] != second_values[2]
 
 
 def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
     model = value_of(classifier())
-    out = model(dummy(CPU)).values
-    assert out.shape == (0,)
-    (out.sum() * 0).backward()
+    output = model(dummy(CPU)).values
+    assert output.shape == (0,)
+    (output.sum() * 0).backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
@@ -124,8 +124,8 @@ def test_a_reward_model_keeps_its_head(tmp_path: Path, mesh: Any) -> None:
     reward_model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     rows = [np.random.default_rng(n).integers(2, VOCABULARY, n) for n in (3, 17, 30)]
     expected = [reward_model(input_ids=torch.tensor(row)[None]).logits[0, 0].item() for row in rows]
-    out = values(load(folder, mesh), [(np.append(row, 1), len(row)) for row in rows])
-    assert out.tolist() == pytest.approx(expected, abs=1e-5)
+    scores = values(load(folder, mesh), [(np.append(row, 1), len(row)) for row in rows])
+    assert scores.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_token_classifier_keeps_its_head_and_bias(tmp_path: Path, mesh: Any) -> None:

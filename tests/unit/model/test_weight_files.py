@@ -38,15 +38,15 @@ def weights_of(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def read_whole(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that rank 0 reads as a whole."""
-    found: list[str] = []
+    paths: list[str] = []
     read = loading.read_policy
 
     def noted(path: str, *rest: Any) -> Any:
-        found.append(path)
+        paths.append(path)
         return read(path, *rest)
 
     monkeypatch.setattr(loading, "read_policy", noted)
-    return found
+    return paths
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def read_whole(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_model_holds_what_its_files_do(
     mesh: Any, tmp_path: Path, read_whole: list[str], kind: str, changes: dict[str, Any]
 ) -> None:
-    found = loaded(save_tiny(tmp_path / kind, kind, **changes), mesh)
+    loaded_weights = loaded(save_tiny(tmp_path / kind, kind, **changes), mesh)
     expected = weights_of(tiny_lm(kind, **changes))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert loaded_weights.keys() == expected.keys()
+    assert all(torch.equal(loaded_weights[name], expected[name]) for name in expected)
     assert read_whole == []
 
 
@@ -82,10 +82,10 @@ def test_weights_are_on_the_gpu_before_they_are_checked_and_cast(
     checked.clear()
     with PretendGpu() as gpu, gpu.loading():
         policy = loading.load_policy(str(tmp_path), dtype=torch.float32, device=DEVICE, mesh=mesh)
-        found = weights_of(policy.lm)
+        loaded_weights = weights_of(policy.lm)
     assert checked == {(DEVICE, torch.bfloat16)}
-    assert found.keys() == expected.keys()
-    for name, weight in found.items():
+    assert loaded_weights.keys() == expected.keys()
+    for name, weight in loaded_weights.items():
         assert isinstance(weight, OnGpu)
         assert torch.equal(weight.host, expected[name])
 
@@ -94,9 +94,9 @@ def test_files_in_half_precision_fill_float32(mesh: Any, tmp_path: Path) -> None
     folder = save_tiny(tmp_path / "half")
     weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    found = loaded(folder, mesh)
-    assert all(found[name].dtype == torch.float32 for name in weights)
-    assert all(torch.equal(found[name], tensor.float()) for name, tensor in weights.items())
+    loaded_weights = loaded(folder, mesh)
+    assert all(loaded_weights[name].dtype == torch.float32 for name in weights)
+    assert all(torch.equal(loaded_weights[name], tensor.float()) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "phi3"])
@@ -110,10 +110,10 @@ def test_a_base_is_read_in_parts_and_its_adapters_begin_as_ever(
     read_whole.clear()
     torch.manual_seed(3)
     policy = loading.load_policy(folder, dtype=torch.float32, device=CPU, mesh=mesh, lora=spec)
-    found = dict(policy.lm.named_parameters(remove_duplicate=False))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert any(parameter.any() for name, parameter in found.items() if ".lora_A." in name)
+    parameters = dict(policy.lm.named_parameters(remove_duplicate=False))
+    assert parameters.keys() == expected.keys()
+    assert all(torch.equal(parameters[name], expected[name]) for name in expected)
+    assert any(parameter.any() for name, parameter in parameters.items() if ".lora_A." in name)
     assert read_whole == []
 
 
@@ -127,10 +127,10 @@ def test_a_value_model_is_read_in_parts(mesh: Any, tmp_path: Path, monkeypatch: 
     expected = loading.read_value(str(folder), read_value_config(str(folder)))
     monkeypatch.setattr(loading, "read_value", None)
     value = loading.load_value(str(folder), dtype=torch.float32, device=CPU, mesh=mesh)
-    found = dict(value.lm.named_parameters())
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert bool(found["score.weight"].any()) == (head == "its own")
+    parameters = dict(value.lm.named_parameters())
+    assert parameters.keys() == expected.keys()
+    assert all(torch.equal(parameters[name], expected[name]) for name in expected)
+    assert bool(parameters["score.weight"].any()) == (head == "its own")
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -167,8 +167,8 @@ def test_other_files_are_read_whole(mesh: Any, tmp_path: Path, read_whole: list[
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     assert WeightFiles.find(str(folder), tied=True) is None
-    found, expected = loaded(folder, mesh), tiny_lm()
-    assert all(torch.equal(found[name], parameter) for name, parameter in expected.named_parameters())
+    loaded_weights, expected = loaded(folder, mesh), tiny_lm()
+    assert all(torch.equal(loaded_weights[name], parameter) for name, parameter in expected.named_parameters())
     assert read_whole == [str(folder)]
 
 

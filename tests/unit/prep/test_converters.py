@@ -104,14 +104,14 @@ def write(file: Path, rows: list[Any]) -> Path:
 
 
 def read(converter: Converter, source: Path | str | None, **options: Any) -> dict[str, list[RawRow]]:
-    given = ConvertOptions(source=None if source is None else str(source), **options)
-    return {split: list(rows) for split, rows in converter.read(given).items()}
+    convert_options = ConvertOptions(source=None if source is None else str(source), **options)
+    return {split: list(rows) for split, rows in converter.read(convert_options).items()}
 
 
 def prompts(converter: Converter, source: Path | str | None, **options: Any) -> dict[str, list[Prompt]]:
-    given = ConvertOptions(source=None if source is None else str(source), **options)
-    splits = {split: list(rows) for split, rows in converter.read(given).items()}
-    return {split: [converter.prompt(row.values, given) for row in rows] for split, rows in splits.items()}
+    convert_options = ConvertOptions(source=None if source is None else str(source), **options)
+    splits = {split: list(rows) for split, rows in converter.read(convert_options).items()}
+    return {split: [converter.prompt(row.values, convert_options) for row in rows] for split, rows in splits.items()}
 
 
 def score(verify: Callable[[VerifyRequest], Any], prompt: Prompt, response: str) -> float:
@@ -142,8 +142,8 @@ def test_of_several_answers_that_math_asks_for_each_box_is_one() -> None:
     assert prompt.extra_info["response"] == "So ${3}$ or ${-\\frac12}$.\n\nThe answers are $\\boxed{3, -\\frac12}$."
     assert score(math_verifier.verify, prompt, r"They are \boxed{-1/2, 3}.") == 1.0
     assert score(math_verifier.verify, prompt, r"It is \boxed{-1/2}.") == 0.0
-    one = {**row, "solution": r"First $\boxed{3, 4}$."}
-    assert math.prompt(one, ConvertOptions()).ground_truth == "3, 4"
+    variant = {**row, "solution": r"First $\boxed{3, 4}$."}
+    assert math.prompt(variant, ConvertOptions()).ground_truth == "3, 4"
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_humaneval_holds_stub_test_and_the_canonical_function() -> None:
     }
     assert "```python\ndef double(x):" in prompt.messages[0]["content"]
     assert prompt.extra_info["response"] == '```python\ndef double(x):\n    """Twice x."""\n    return 2 * x\n```'
-    for column, text, named in [
+    for column, text, pattern in [
         ("test", "assert double(2) == 4", "'test' defines no function check"),
         ("test", "def check(:", "is not Python"),
         ("canonical_solution", "    return (", "is not Python"),
         ("entry_point", "", "no text in column 'entry_point'"),
     ]:
-        with pytest.raises(DataError, match=named):
+        with pytest.raises(DataError, match=pattern):
             humaneval.prompt({**HUMANEVAL_ROW, column: text}, ConvertOptions())
 
 
@@ -269,8 +269,8 @@ def test_dapo_rows_come_once_with_the_paper_s_prompt(tmp_path: Path) -> None:
 
 def test_deepscaler_keeps_a_solution_only_if_it_gives_the_answer() -> None:
     row = {"problem": "2+2?", "answer": "4"}
-    kept = deepscaler.prompt({**row, "solution": r"Thus \boxed{4}."}, ConvertOptions())
-    assert (kept.ground_truth, kept.extra_info["response"]) == ("4", r"Thus \boxed{4}.")
+    prompt = deepscaler.prompt({**row, "solution": r"Thus \boxed{4}."}, ConvertOptions())
+    assert (prompt.ground_truth, prompt.extra_info["response"]) == ("4", r"Thus \boxed{4}.")
     for solution in (r"\boxed{5}", "four", "", None):
         assert "response" not in deepscaler.prompt({**row, "solution": solution}, ConvertOptions()).extra_info
 
@@ -300,14 +300,14 @@ def test_jsonl_maps_columns_as_it_is_told(tmp_path: Path) -> None:
         {"target": {"value": "ü"}, "about": [], "topic": []},
     ]
     assert (train[0].verifier, train[0].data_source, train[0].ability) == ("math", "my", "general")
-    both = {"prompt": "q", "ground_truth": "target", "answer": "about"}
-    first, _ = prompts(jsonl.CONVERTER, file, columns=both, verifier="math")["train"]
+    mapping = {"prompt": "q", "ground_truth": "target", "answer": "about"}
+    first, _ = prompts(jsonl.CONVERTER, file, columns=mapping, verifier="math")["train"]
     assert first.ground_truth == "4"
     assert dict(first.extra_info) == {"target": 4.0, "about": ["sums"], "answer": ["sums"]}
-    named = prompts(jsonl.CONVERTER, file, columns=columns, verifier="a * 1.0 + b", data_source="mine", ability="code")[
-        "train"
-    ][0]
-    assert (named.verifier, named.data_source, named.ability) == ("a * 1.0 + b", "mine", "code")
+    converted = prompts(
+        jsonl.CONVERTER, file, columns=columns, verifier="a * 1.0 + b", data_source="mine", ability="code"
+    )["train"][0]
+    assert (converted.verifier, converted.data_source, converted.ability) == ("a * 1.0 + b", "mine", "code")
 
 
 def test_jsonl_and_hf_say_what_they_lack(tmp_path: Path) -> None:

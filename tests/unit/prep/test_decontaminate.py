@@ -17,9 +17,9 @@ def texts(count: int, words: int, seed: int, instruction: str = INSTRUCTION) -> 
     return [f"{' '.join(rng.choices(WORDS, k=words))} {rng.randrange(10**6)}\n\n{instruction}" for _ in range(count)]
 
 
-def found(asked: list[str], trained: list[str], n: int = 13) -> list[Match | None]:
-    there = EvaluationSet(asked, n)
-    return [there.match(tokens) for tokens in tokens_of(trained)]
+def found(evaluation: list[str], trained: list[str], n: int = 13) -> list[Match | None]:
+    evaluation_set = EvaluationSet(evaluation, n)
+    return [evaluation_set.match(tokens) for tokens in tokens_of(trained)]
 
 
 def test_an_instruction_in_common_makes_no_two_prompts_near() -> None:
@@ -27,24 +27,24 @@ def test_an_instruction_in_common_makes_no_two_prompts_near() -> None:
 
 
 def test_a_copy_is_found_under_another_instruction_case_and_spacing() -> None:
-    asked = texts(5, 20, seed=0)
-    copies = [text.replace(INSTRUCTION, "Think. Use \\boxed{}.").upper().replace(" ", "  ") for text in asked]
-    matches = found(asked, [*copies, *texts(9, 20, 1, "THINK. USE \\BOXED{}.")])
+    evaluation = texts(5, 20, seed=0)
+    copies = [text.replace(INSTRUCTION, "Think. Use \\boxed{}.").upper().replace(" ", "  ") for text in evaluation]
+    matches = found(evaluation, [*copies, *texts(9, 20, 1, "THINK. USE \\BOXED{}.")])
     assert matches == [*(Match(i, 1.0) for i in range(5)), *[None] * 9]
 
 
 def test_a_part_counts_as_the_share_of_the_evaluation_prompt_s_n_grams() -> None:
     words = [f"w{i}" for i in range(40)]
-    asked = [" ".join(words), "something else entirely"]
+    evaluation = [" ".join(words), "something else entirely"]
     # The first 26 words hold 14 of its 28 n-grams of 13; twelve words hold none.
     trained = [" ".join(words[:26]) + " x", " ".join(words[:12]) + " x", "or nothing"]
-    assert found(asked, trained) == [Match(0, 0.5), None, None]
-    assert found(asked, trained, n=12)[1] == Match(0, 1 / 29)
+    assert found(evaluation, trained) == [Match(0, 0.5), None, None]
+    assert found(evaluation, trained, n=12)[1] == Match(0, 1 / 29)
 
 
 def test_short_prompts_are_compared_whole_signs_included() -> None:
-    asked = ["What is 2+2?", "Compute 3*4"]
-    assert found(asked, ["What is 2-2?", "What is 2+2?", "What is 2+2+1?"]) == [None, Match(0, 1.0), None]
+    evaluation = ["What is 2+2?", "Compute 3*4"]
+    assert found(evaluation, ["What is 2-2?", "What is 2+2?", "What is 2+2+1?"]) == [None, Match(0, 1.0), None]
 
 
 def test_prompts_that_are_a_prefix_of_all_others_are_not_equal() -> None:
@@ -53,9 +53,9 @@ def test_prompts_that_are_a_prefix_of_all_others_are_not_equal() -> None:
 
 def test_a_form_that_many_evaluation_prompts_share_is_no_question() -> None:
     form = "Using each of the following numbers at most once find an expression with the value that is asked for:"
-    asked = [f"{i}. {form} {i} {i + 1} {i + 2}, never mind {i}" for i in range(20)]
+    evaluation = [f"{i}. {form} {i} {i + 1} {i + 2}, never mind {i}" for i in range(20)]
     trained = [f"Do: {form} {i} {i + 1}, now" for i in range(100, 110)] + ["Another."]
-    assert not any(found(asked, trained))
+    assert not any(found(evaluation, trained))
 
 
 @settings(max_examples=100, deadline=None)
@@ -70,8 +70,8 @@ def test_what_is_left_of_each_text_is_what_is_not_in_common(some: list[str]) -> 
         assert start >= 0
     if len({tokens.all for tokens in every}) > 1:
         assert len(distinct) == len({tokens.all for tokens in every})  # no two become one
-        assert len({one[:1] for one in distinct}) > 1
-        assert len({one[-1:] for one in distinct}) > 1
+        assert len({key[:1] for key in distinct}) > 1
+        assert len({key[-1:] for key in distinct}) > 1
     assert all(isinstance(tokens, Tokens) for tokens in every)
 
 

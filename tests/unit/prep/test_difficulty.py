@@ -51,22 +51,25 @@ def test_kept_rows_stay_as_they_were_but_for_their_pass_rate(file: Path, tmp_pat
     target = tmp_path / "out" / "train.parquet"
     rates = {0: 0.0, 1: 0.5, 3: 0.25}  # row 2 was not scored
     assert write_kept(file, target, rates, Keep(0.1, 0.9), {"model": "tiny"}) == 2
-    kept = read_prompts(target, "train")
-    assert [prompt.ground_truth for prompt in kept] == ["1", "3"]
-    assert [prompt.extra_info for prompt in kept] == [{"index": 1, "pass_rate": 0.5}, {"index": 3, "pass_rate": 0.25}]
-    again = tmp_path / "again" / "train.parquet"
-    assert write_kept(target, again, {0: 1.0, 1: 0.5}, Keep(0.0, 0.5), {"model": "other"}) == 1
-    record = recorded(pq.read_schema(again).metadata)
+    prompts = read_prompts(target, "train")
+    assert [prompt.ground_truth for prompt in prompts] == ["1", "3"]
+    assert [prompt.extra_info for prompt in prompts] == [
+        {"index": 1, "pass_rate": 0.5},
+        {"index": 3, "pass_rate": 0.25},
+    ]
+    second_target = tmp_path / "again" / "train.parquet"
+    assert write_kept(target, second_target, {0: 1.0, 1: 0.5}, Keep(0.0, 0.5), {"model": "other"}) == 1
+    record = recorded(pq.read_schema(second_target).metadata)
     assert record == {"filters": [{"model": "tiny"}, {"model": "other"}]}
-    assert read_prompts(again, "train")[0].extra_info["pass_rate"] == 0.5
+    assert read_prompts(second_target, "train")[0].extra_info["pass_rate"] == 0.5
 
 
 def test_a_file_of_others_without_extra_info_gets_the_column(file: Path, tmp_path: Path) -> None:
     pq.write_table(pq.read_table(file).drop_columns("extra_info").append_column("own", pa.array(range(4))), file)
     target = tmp_path / "out" / "train.parquet"
     write_kept(file, target, {2: 0.5}, Keep(0.1, 0.9), {})
-    (kept,) = pq.read_table(target).to_pylist()
-    assert (kept["own"], kept["extra_info"]) == (2, {"pass_rate": 0.5})
+    (row,) = pq.read_table(target).to_pylist()
+    assert (row["own"], row["extra_info"]) == (2, {"pass_rate": 0.5})
 
 
 def test_where_nothing_is_kept_nothing_is_written(file: Path, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ from rlcli.types import Converter, ConvertOptions, Prompt, VerifyRequest
 
 
 def png(shade: int = 0, size: int = 4) -> bytes:
-    out = io.BytesIO()
-    Image.new("L", (size, size), shade).save(out, "PNG")
-    return out.getvalue()
+    buffer = io.BytesIO()
+    Image.new("L", (size, size), shade).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def stored(data: bytes) -> dict[str, Any]:
@@ -51,8 +51,8 @@ HUB: list[tuple[Converter, dict[str, Any]]] = [
 def made(folder: Path, converter: Converter, rows: list[dict[str, Any]], **options: Any) -> list[Prompt]:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
-    given = ConvertOptions(source=str(folder), **options)
-    prepared = prepare(converter, given, Plan(check=True))
+    convert_options = ConvertOptions(source=str(folder), **options)
+    prepared = prepare(converter, convert_options, Plan(check=True))
     return [prompt for split in prepared.splits.values() for prompt in split]
 
 
@@ -154,8 +154,8 @@ def test_images_of_the_hub_stay_encoded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     features = datasets.Features({"images": datasets.List(datasets.Image()), "n": datasets.Value("int64")})
     (tmp_path / "hub").mkdir()
-    made = datasets.Dataset.from_dict({"images": [[stored(A), stored(B)], []], "n": [1, 2]}, features=features)
-    made.to_parquet(tmp_path / "hub" / "train.parquet")
+    dataset = datasets.Dataset.from_dict({"images": [[stored(A), stored(B)], []], "n": [1, 2]}, features=features)
+    dataset.to_parquet(tmp_path / "hub" / "train.parquet")
     rows = [row.values for row in from_hub(str(tmp_path / "hub"), None)["train"]]
     assert [[image["bytes"] for image in row["images"]] for row in rows] == [[A, B], []]
     assert [row["n"] for row in rows] == [1, 2]
@@ -223,11 +223,11 @@ def test_answers_of_a_kind_are_equally_frequent(cells: int) -> None:
         answers: dict[str, Counter[str]] = defaultdict(Counter)
         for row in rows:
             answers[row["kind"]][row["answer"]] += 1
-        assert {kind: sum(found.values()) for kind, found in answers.items()} == dict.fromkeys(
+        assert {kind: sum(counts.values()) for kind, counts in answers.items()} == dict.fromkeys(
             shapes.KINDS, len(rows) // 3
         )
-        for found in answers.values():
-            assert max(found.values()) - min(found.values()) <= 1
+        for counts in answers.values():
+            assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_the_answers_are_what_the_images_show() -> None:
@@ -245,10 +245,10 @@ def test_the_answers_are_what_the_images_show() -> None:
 
 
 def test_the_number_of_things_does_not_tell_a_count() -> None:
-    found: dict[str, list[int]] = defaultdict(list)
+    counts_by_answer: dict[str, list[int]] = defaultdict(list)
     for row in rows_of(kinds="count", count=5000)["train"]:
-        found[row["answer"]].append(sum(thing is not None for thing in row["scene"]))
-    means = [sum(some) / len(some) for some in found.values()]
+        counts_by_answer[row["answer"]].append(sum(thing is not None for thing in row["scene"]))
+    means = [sum(some) / len(some) for some in counts_by_answer.values()]
     assert max(means) - min(means) < 0.4
 
 
@@ -267,11 +267,11 @@ def test_no_image_is_in_both_splits_and_a_seed_repeats(cells: int) -> None:
     def done(seed: int) -> dict[str, list[Prompt]]:
         return prepare(shapes.CONVERTER, ConvertOptions(count=300, test_count=100, seed=seed, cells=cells)).splits
 
-    one, two = done(1), done(2)
-    images = {split: {image for prompt in some for image in prompt.images} for split, some in one.items()}
+    first, second = done(1), done(2)
+    images = {split: {image for prompt in some for image in prompt.images} for split, some in first.items()}
     assert not images["train"] & images["test"]
-    assert not images["test"] & {image for prompt in two["train"] for image in prompt.images}
-    assert one == done(1) != two
+    assert not images["test"] & {image for prompt in second["train"] for image in prompt.images}
+    assert first == done(1) != second
 
 
 def test_shapes_are_written_and_read(tmp_path: Path) -> None:

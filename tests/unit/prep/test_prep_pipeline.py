@@ -35,8 +35,8 @@ def of(verifier: str = "gsm8k", **splits: Sequence[tuple[str, str]]) -> Converte
 
 
 def questions(converter: Converter, split: str = "train", **plan: Any) -> list[str]:
-    made = prepare(converter, ConvertOptions(), Plan(**plan))
-    return [prompt.messages[-1]["content"] for prompt in made.splits[split]]
+    prepared = prepare(converter, ConvertOptions(), Plan(**plan))
+    return [prompt.messages[-1]["content"] for prompt in prepared.splits[split]]
 
 
 def last_step(converter: Converter, **plan: Any) -> Step:
@@ -45,10 +45,10 @@ def last_step(converter: Converter, **plan: Any) -> Step:
 
 def test_a_prompt_gets_its_id_split_and_index_as_the_source_counts_them() -> None:
     converter = of(train=[("one?", "1"), ("two?", "2"), ("three?", "3")], test=[("four?", "4")])
-    made = prepare(converter, ConvertOptions(), Plan(min_chars=len("Answer.four?")))
-    assert made.splits["train"][0].id == "toy:train:2"
-    assert made.splits["train"][0].extra_info == {"split": "train", "index": 2, "kept": True}
-    assert made.steps[1] == Step("length", {"train": 1, "test": 1}, {"shorter": 2, "longer": 0})
+    prepared = prepare(converter, ConvertOptions(), Plan(min_chars=len("Answer.four?")))
+    assert prepared.splits["train"][0].id == "toy:train:2"
+    assert prepared.splits["train"][0].extra_info == {"split": "train", "index": 2, "kept": True}
+    assert prepared.steps[1] == Step("length", {"train": 1, "test": 1}, {"shorter": 2, "longer": 0})
 
 
 def test_a_converters_failure_names_its_row() -> None:
@@ -84,11 +84,11 @@ def test_equal_prompts_are_kept_once_and_rather_in_test() -> None:
 
 def test_a_column_named_split_does_not_assign_equal_prompts_to_splits() -> None:
     converter = of(train=[("asked?", "1"), ("asked?", "1")])
-    named = replace(
+    with_split = replace(
         converter,
         prompt=lambda row, options: replace(converter.prompt(row, options), extra_info={"split": "weird"}),
     )
-    assert last_step(named, dedup=True, check=False).removed == {"repeated": 1}
+    assert last_step(with_split, dedup=True, check=False).removed == {"repeated": 1}
 
 
 @pytest.mark.long
@@ -170,7 +170,7 @@ def test_an_answer_is_checked_with_the_options_of_its_verifier() -> None:
 def test_a_failed_write_leaves_both_splits_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(of(train=[("one?", "1")], test=[("two?", "2")]), ConvertOptions()).splits
     write_splits(tmp_path, first, provenance("toy", "local", [], {}, []))
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    initial = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     replace, calls = os.replace, []
 
     def fail_at_the_second(source: Path, target: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_failed_write_leaves_both_splits_as_they_were(tmp_path: Path, monkeypa
     second = prepare(of(train=[("three?", "3")], test=[("four?", "4")]), ConvertOptions()).splits
     with pytest.raises(DataError, match=r"train\.parquet and .*test\.parquet: No space left"):
         write_splits(tmp_path, second, {})
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == initial
     calls.clear()
     with pytest.raises(DataError, match="No space left"):
         write_splits(tmp_path / "new", second, {})
@@ -196,8 +196,8 @@ def test_rows_that_repeat_others_are_noted_and_kept() -> None:
     converter = of(
         train=[("One?", "1"), ("two?", "2"), ("one? ", "1")], test=[("one?", "1"), ("one?", "1"), ("3?", "3")]
     )
-    made = prepare(converter, ConvertOptions(), Plan(check=False))
-    assert made.steps[-1] == Step(
+    prepared = prepare(converter, ConvertOptions(), Plan(check=False))
+    assert prepared.steps[-1] == Step(
         "repeats",
         {"train": 3, "test": 3},
         note="2 of 3 train rows ask what a test row asks (--dedup takes them out); 3 test rows are 2 prompts (equal "

@@ -46,8 +46,8 @@ def test_every_kind_of_file_gives_the_same_rows_with_where_they_are(tmp_path: Pa
     splits = {split: list(rows) for split, rows in read_splits(ConvertOptions(source=str(file)), "").items()}
     assert {split: [row.values for row in rows] for split, rows in splits.items()} == {"train": ROWS}
     last = splits["train"][1]
-    place = {"jsonl": "line 2", "csv": "line 4"}.get(kind.split(".")[0], "row 1 (the first is 0)")
-    assert (last.where, last.origin, last.problem) == (f"{file.name}, {place}", str(file), "")
+    location = {"jsonl": "line 2", "csv": "line 4"}.get(kind.split(".")[0], "row 1 (the first is 0)")
+    assert (last.where, last.origin, last.problem) == (f"{file.name}, {location}", str(file), "")
 
 
 def test_a_line_that_is_no_row_comes_as_its_problem_and_the_others_follow(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_one_json_object_is_one_row_and_json_may_be_lines(tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_not_whole_is_named(tmp_path: Path) -> None:
-    whole = gzip.compress(b"".join(b'{"a": %d}\n' % number for number in range(999)))
-    for damaged in (whole[:20], whole[:200] + b"x" * 40 + whole[240:], b"no gzip at all"):
+    compressed = gzip.compress(b"".join(b'{"a": %d}\n' % number for number in range(999)))
+    for damaged in (compressed[:20], compressed[:200] + b"x" * 40 + compressed[240:], b"no gzip at all"):
         (tmp_path / "train.jsonl.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read: .*; check that the file is complete"):
             list(read_file(tmp_path / "train.jsonl.gz"))
@@ -127,8 +127,8 @@ def test_a_part_of_a_dataset_is_the_folder_of_its_name(tmp_path: Path) -> None:
         write(tmp_path / part / "train.jsonl", [{"part": part}])
     source = ConvertOptions(source=str(tmp_path))
     assert values(read_splits(source, "", "main")["train"]) == [{"part": "main"}]
-    given = ConvertOptions(source=str(tmp_path), subset="socratic")
-    assert values(read_splits(given, "", "main")["train"]) == [{"part": "socratic"}]
+    convert_options = ConvertOptions(source=str(tmp_path), subset="socratic")
+    assert values(read_splits(convert_options, "", "main")["train"]) == [{"part": "socratic"}]
     assert [row["part"] for row in values(read_splits(source, "")["train"])] == ["main", "socratic"]
 
 
@@ -190,8 +190,8 @@ def test_parts_of_a_hub_dataset_are_joined_only_for_converters_that_do(hub_folde
     # As the converter's own dataset, not as --source, so that the hub's reader is asked.
     joined = read_splits(ConvertOptions(), str(hub_folder), join=True)
     assert {split: len(list(rows)) for split, rows in joined.items()} == {"train": 2, "test": 2}
-    one = read_splits(ConvertOptions(subset="algebra"), str(hub_folder), join=True)
-    assert [row["type"] for row in values(one["train"])] == ["algebra train"]
+    splits = read_splits(ConvertOptions(subset="algebra"), str(hub_folder), join=True)
+    assert [row["type"] for row in values(splits["train"])] == ["algebra train"]
 
 
 @pytest.mark.long
@@ -204,10 +204,10 @@ def test_without_a_network_the_message_says_how_to_get_the_data() -> None:
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    own, other = done.stdout.splitlines()
-    assert own.startswith("DataError openai/gsm8k cannot be loaded from the Hugging Face hub: ")
-    assert "(hf download openai/gsm8k --repo-type dataset --local-dir gsm8k)" in own
-    assert own.endswith("give that folder: --source gsm8k")
+    error_line, other = done.stdout.splitlines()
+    assert error_line.startswith("DataError openai/gsm8k cannot be loaded from the Hugging Face hub: ")
+    assert "(hf download openai/gsm8k --repo-type dataset --local-dir gsm8k)" in error_line
+    assert error_line.endswith("give that folder: --source gsm8k")
     assert other.startswith("DataError nobody/nothing cannot be loaded")
 
 

@@ -40,8 +40,8 @@ def prompt(row: dict[str, Any], verifier: str | None = "math", **columns: str) -
 
 
 def messages(value: Any) -> list[tuple[str, str]]:
-    made = prompt({"prompt": value, "answer": "42"})
-    return [(message["role"], message["content"]) for message in made.messages]
+    converted = prompt({"prompt": value, "answer": "42"})
+    return [(message["role"], message["content"]) for message in converted.messages]
 
 
 # Chats
@@ -79,11 +79,11 @@ def test_text_that_is_no_chat_stays_text(text: str) -> None:
 
 
 def test_turns_after_the_question_become_the_response() -> None:
-    made = prompt({"messages": [USER, {"role": "assistant", "content": "41?"}, USER, ANSWER], "answer": 42})
-    assert [message["role"] for message in made.messages] == ["user", "assistant", "user"]
-    assert (made.extra_info["response"], made.ground_truth) == ("It is 42.", "42")
-    kept = prompt({"messages": [USER, ANSWER], "answer": 42, "worked": "6 * 7 = 42"}, response="worked")
-    assert kept.extra_info["response"] == "6 * 7 = 42"
+    converted = prompt({"messages": [USER, {"role": "assistant", "content": "41?"}, USER, ANSWER], "answer": 42})
+    assert [message["role"] for message in converted.messages] == ["user", "assistant", "user"]
+    assert (converted.extra_info["response"], converted.ground_truth) == ("It is 42.", "42")
+    with_response = prompt({"messages": [USER, ANSWER], "answer": 42, "worked": "6 * 7 = 42"}, response="worked")
+    assert with_response.extra_info["response"] == "6 * 7 = 42"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_command_reports_conversations_that_were_cut(tmp_path: Path, capsys:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert main(["prep", "jsonl", "--source", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out")]) == 0
     assert "convert: 1 rows ended with the assistant's answer" in capsys.readouterr().out
-    assert {one["prompt"][-1]["role"] for one in pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()} == {
+    assert {row["prompt"][-1]["role"] for row in pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()} == {
         "user"
     }
 
@@ -123,9 +123,9 @@ def test_columns_may_be_fields_within_structs_lists_and_json() -> None:
         "meta": '{"source": {"name": "mine"}}',
         "x.y": "dotted",
     }
-    made = prompt(row, prompt="a.b.c", answer="turns.0.value", origin="meta.source.name", dots="x.y")
-    assert (made.messages[0]["content"], made.ground_truth) == ("2+2?", "4")
-    assert (made.extra_info["origin"], made.extra_info["dots"]) == ("mine", "dotted")
+    converted = prompt(row, prompt="a.b.c", answer="turns.0.value", origin="meta.source.name", dots="x.y")
+    assert (converted.messages[0]["content"], converted.ground_truth) == ("2+2?", "4")
+    assert (converted.extra_info["origin"], converted.extra_info["dots"]) == ("mine", "dotted")
     for columns, says in (
         ({"prompt": "a.b.d"}, "no column 'a.b.d' ('a.b' has c); name the column with --columns prompt=THEIRS"),
         ({"prompt": "turns.7"}, "no column 'turns.7' ('turns' is a list of 1)"),
@@ -170,9 +170,9 @@ def test_columns_may_be_fields_within_structs_lists_and_json() -> None:
     ],
 )
 def test_an_answer_is_the_text_that_a_person_would_write(value: Any, text: str) -> None:
-    made = prompt({"prompt": "?", "answer": value})
-    assert made.ground_truth == text
-    assert math.verify(made.request(math.gold(made.request()), "stop")).outcome is Outcome.OK
+    converted = prompt({"prompt": "?", "answer": value})
+    assert converted.ground_truth == text
+    assert math.verify(converted.request(math.gold(converted.request()), "stop")).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,11 @@ def test_a_date_is_an_answer_for_texts_and_none_for_formulas(value: Any, text: s
 
 
 def test_answers_of_a_list_count_as_often_as_they_are_there() -> None:
-    made = prompt({"prompt": "?", "answer": [3, 3, 5]})
-    scores = [math.verify(made.request(rf"\boxed{{{said}}}", "stop")).score for said in ("5, 3, 3", "3, 5", "3, 5, 5")]
+    converted = prompt({"prompt": "?", "answer": [3, 3, 5]})
+    scores = [
+        math.verify(converted.request(rf"\boxed{{{answer}}}", "stop")).score
+        for answer in ("5, 3, 3", "3, 5", "3, 5, 5")
+    ]
     assert scores == [1.0, 0.0, 0.0]
 
 
@@ -273,9 +276,9 @@ def test_structs_of_search_r1_and_tinyzero() -> None:
         "reward_model": {"style": "rule", "ground_truth": {"numbers": [4, 6], "target": 24}},
         "extra_info": {"split": "train", "index": 7, "hint": "times"},
     }
-    made = prompt(row, "countdown")
-    assert (made.data_source, made.ability, made.extra_info["hint"]) == ("countdown", "math", "times")
-    assert countdown.verify(made.request("<answer>4 * 6</answer>", "stop")).score == 1.0
+    converted = prompt(row, "countdown")
+    assert (converted.data_source, converted.ability, converted.extra_info["hint"]) == ("countdown", "math", "times")
+    assert countdown.verify(converted.request("<answer>4 * 6</answer>", "stop")).score == 1.0
     search = {
         **row,
         "data_source": "searchR1_nq",
@@ -307,12 +310,12 @@ def test_structs_of_search_r1_and_tinyzero() -> None:
 def test_choices_in_any_form_are_shown_and_scored(choices: Any, answer: Any, verifier: str) -> None:
     row = {"question": "Capital of France?", "options": choices, "target": answer}
     for columns in ({"choices": "options"}, {}):
-        made = prompt(row, verifier, prompt="question", answer="target", **columns)
-        assert made.messages[-1]["content"] == "Capital of France?\n\nA. Rome\nB. Paris"
-        assert made.extra_info["choices"] == ["Rome", "Paris"]
+        converted = prompt(row, verifier, prompt="question", answer="target", **columns)
+        assert converted.messages[-1]["content"] == "Capital of France?\n\nA. Rome\nB. Paris"
+        assert converted.extra_info["choices"] == ["Rome", "Paris"]
         truth: Any = "index0" if "index0" in verifier else "index1" if "index1" in verifier else "letter"
-        for said, score in (("The answer is (B)", 1.0), ("The answer is (A)", 0.0)):
-            assert multiple_choice.verify(made.request(said, "stop"), truth=truth).score == score
+        for response, score in (("The answer is (B)", 1.0), ("The answer is (A)", 0.0)):
+            assert multiple_choice.verify(converted.request(response, "stop"), truth=truth).score == score
 
 
 @pytest.mark.parametrize("answer", [2, 2.0, [2], {"value": 2}, '{"answer": 2}'])
@@ -332,8 +335,8 @@ def test_a_number_beside_choices_is_refused_unless_it_is_a_label(answer: Any) ->
 
 def test_choices_that_the_question_shows_are_not_repeated() -> None:
     question = "Capital of France?\n(A) Rome\n(B) Paris"
-    made = prompt({"prompt": question, "choices": ["Rome", "Paris"], "answer": "B"}, "multiple_choice")
-    assert made.messages[-1]["content"] == question
+    converted = prompt({"prompt": question, "choices": ["Rome", "Paris"], "answer": "B"}, "multiple_choice")
+    assert converted.messages[-1]["content"] == question
     with pytest.raises(DataError, match="no list of 2 to 10 choices"):
         prompt({"prompt": "?", "choices": ["one"], "answer": "A"}, "multiple_choice")
 
@@ -400,21 +403,23 @@ FORMS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("tests", "others", "solution"), FORMS.values(), ids=FORMS)
 def test_code_in_each_public_form_scores_right_and_wrong(tests: Any, others: dict[str, Any], solution: str) -> None:
-    made = prompt({"prompt": "Write it.", "tests": tests, **others}, "code", answer="tests")
-    code.check_row(made.request())
-    assert code.verify(made.request(solution, "stop")).score == 1.0
+    converted = prompt({"prompt": "Write it.", "tests": tests, **others}, "code", answer="tests")
+    code.check_row(converted.request())
+    assert code.verify(converted.request(solution, "stop")).score == 1.0
     for wrong in (solution.replace("2 *", "3 *").replace("a + b", "a - b"), "```python\npass\n```"):
-        verdict = code.verify(made.request(wrong, "stop"))
+        verdict = code.verify(converted.request(wrong, "stop"))
         assert (verdict.score, verdict.outcome) == (0.0, Outcome.WRONG), verdict
 
 
 @pytest.mark.parametrize(("input_name", "output_name"), [("input", "output"), ("inputs", "outputs")])
 def test_a_standard_input_that_looks_like_json_is_one_case(input_name: str, output_name: str) -> None:
     for text, wanted in (("[1, 2, 3]", "[3, 2, 1]"), ("[]", "0"), ('{"a": 1}', "[1]"), ("[[1], 2]", "[2, [1]]")):
-        made = json.loads(code_tests({input_name: text, output_name: wanted}, "tests", {}))
-        assert made == {"kind": "stdio", "cases": [{"input": text, "output": wanted}]}
-    made = prompt({"prompt": "?", "tests": {input_name: "[1, 2, 3]", output_name: "[3, 2, 1]"}}, "code", answer="tests")
-    assert code.verify(made.request(REVERSE, "stop")).score == 1.0
+        converted = json.loads(code_tests({input_name: text, output_name: wanted}, "tests", {}))
+        assert converted == {"kind": "stdio", "cases": [{"input": text, "output": wanted}]}
+    converted = prompt(
+        {"prompt": "?", "tests": {input_name: "[1, 2, 3]", output_name: "[3, 2, 1]"}}, "code", answer="tests"
+    )
+    assert code.verify(converted.request(REVERSE, "stop")).score == 1.0
 
 
 @pytest.mark.parametrize(
@@ -435,15 +440,15 @@ def test_a_text_that_may_be_one_case_or_several_is_refused(inputs: Any, outputs:
 
 def test_pytest_raises_gives_a_key_error_with_its_message() -> None:
     body = "    with pytest.raises(KeyError) as e:\n        add({}, 'a')\n    assert str(e.value) == \"'a'\"\n"
-    made = prompt({"prompt": "?", "tests": f"{KODCODE}\ndef test_key():\n{body}"}, "code", answer="tests")
+    converted = prompt({"prompt": "?", "tests": f"{KODCODE}\ndef test_key():\n{body}"}, "code", answer="tests")
     solution = "```python\ndef add(a, b):\n    return a[b] if isinstance(a, dict) else a + b\n```"
-    assert code.verify(made.request(solution, "stop")).score == 1.0
+    assert code.verify(converted.request(solution, "stop")).score == 1.0
 
 
 def test_pytest_raises_compares_the_message() -> None:
-    made = prompt({"prompt": "?", "tests": KODCODE_MATCH}, "code", answer="tests")
+    converted = prompt({"prompt": "?", "tests": KODCODE_MATCH}, "code", answer="tests")
     for wrong in (ADD.replace("ValueError(a)", "ValueError('b')"), ADD.replace("ValueError(a)", "TypeError(a)")):
-        assert code.verify(made.request(wrong, "stop")).outcome is Outcome.WRONG
+        assert code.verify(converted.request(wrong, "stop")).outcome is Outcome.WRONG
 
 
 def test_long_sources_of_tests_that_do_not_parse_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,17 +564,17 @@ def test_any_value_gives_a_prompt_or_an_error_with_a_fix(
     row = {"prompt": asked, "answer": answer, "choices": options, "metadata": answer}
     refusals: list[DataError] = []
     try:
-        made = prompt(row, verifier)
+        converted = prompt(row, verifier)
         jsonl.note(row, ConvertOptions(source="rows.jsonl", verifier=verifier))
     except DataError as error:
         refusals.append(error)
     if refusals:
         assert all(error.hint and "\n" not in str(error) for error in refusals)
         return
-    assert made.ground_truth.strip()
-    assert all(message["content"].strip() for message in made.messages)
-    json.dumps(dict(made.extra_info), allow_nan=False)
-    for text in (made.ground_truth, *(part for message in made.messages for part in message.values())):
+    assert converted.ground_truth.strip()
+    assert all(message["content"].strip() for message in converted.messages)
+    json.dumps(dict(converted.extra_info), allow_nan=False)
+    for text in (converted.ground_truth, *(part for message in converted.messages for part in message.values())):
         text.encode()
 
 
@@ -591,14 +596,14 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_folders_of_save_to_disk_are_read(saved: Path) -> None:
-    both = {
+    splits = {
         split: [row.values for row in rows]
         for split, rows in read_splits(ConvertOptions(source=str(saved / "both")), "").items()
     }
-    assert both == {"train": ROWS, "test": ROWS[:8]}
-    one = hf.read(ConvertOptions(source=str(saved / "one")))
-    assert [row.values for row in one["train"]] == ROWS
-    assert list(one) == ["train"]
+    assert splits == {"train": ROWS, "test": ROWS[:8]}
+    single = hf.read(ConvertOptions(source=str(saved / "one")))
+    assert [row.values for row in single["train"]] == ROWS
+    assert list(single) == ["train"]
 
 
 def test_arrow_and_tsv_files_are_read(tmp_path: Path) -> None:
@@ -609,20 +614,20 @@ def test_arrow_and_tsv_files_are_read(tmp_path: Path) -> None:
     lines = "prompt\tanswer\n" + "".join(f"{row['prompt']}\t{row['answer']}\n" for row in ROWS)
     (tmp_path / "rows.tsv").write_text(lines)
     for name in ("random.arrow", "stream.arrow", "rows.tsv"):
-        found = list(read_splits(ConvertOptions(source=str(tmp_path / name)), "")["train"])
-        assert [row.values for row in found] == ROWS, name
-    assert found[-1].where == "rows.tsv, line 601"
+        rows = list(read_splits(ConvertOptions(source=str(tmp_path / name)), "")["train"])
+        assert [row.values for row in rows] == ROWS, name
+    assert rows[-1].where == "rows.tsv, line 601"
 
 
 def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS)
     with pa.ipc.new_stream(tmp_path / "rows.arrow", table.schema) as stream:
         stream.write_table(table)
-    whole = (tmp_path / "rows.arrow").read_bytes()
+    original = (tmp_path / "rows.arrow").read_bytes()
     offsets = np.frombuffer(table["prompt"].chunk(0).buffers()[1], np.int32)[:601].tobytes()
-    assert offsets in whole
+    assert offsets in original
     beyond = np.array([2**31 - 1] * 601, np.int32).tobytes()
-    for content in (whole[:500], b"no arrow", whole.replace(offsets, beyond)):
+    for content in (original[:500], b"no arrow", original.replace(offsets, beyond)):
         (tmp_path / "rows.arrow").write_bytes(content)
         with pytest.raises(DataError, match=r"rows\.arrow cannot be read"):
             list(read_splits(ConvertOptions(source=str(tmp_path / "rows.arrow")), "")["train"])

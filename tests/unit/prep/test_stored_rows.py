@@ -51,12 +51,12 @@ def test_rows_come_back_in_any_order() -> None:
     rows = stored(250)
     assert [row.prompt for row in rows] == [prompt(number) for number in range(250)]
     assert [len(chunk) for chunk in rows.chunks()] == [100, 100, 50]
-    taken = rows.take([249, 3, 4, 5, 0])
-    assert [row.where for row in taken] == ["row 249", "row 3", "row 4", "row 5", "row 0"]
-    assert taken[1] == Row(prompt(3), "row 3")
-    assert [row.where for row in taken[1:3]] == ["row 3", "row 4"]
-    assert StoredPrompts(taken) == [prompt(number) for number in (249, 3, 4, 5, 0)]
-    assert StoredPrompts(taken) != [prompt(0)]
+    selected = rows.take([249, 3, 4, 5, 0])
+    assert [row.where for row in selected] == ["row 249", "row 3", "row 4", "row 5", "row 0"]
+    assert selected[1] == Row(prompt(3), "row 3")
+    assert [row.where for row in selected[1:3]] == ["row 3", "row 4"]
+    assert StoredPrompts(selected) == [prompt(number) for number in (249, 3, 4, 5, 0)]
+    assert StoredPrompts(selected) != [prompt(0)]
 
 
 def test_a_chunk_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +68,12 @@ def test_a_chunk_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(chunk) for chunk in stored(3).chunks()] == [1, 1, 1]
 
 
-def peak_of(count: int, out: Path) -> int:
+def peak_of(count: int, folder: Path) -> int:
     """Bytes of Python and NumPy at most, while so many rows are prepared and written."""
     tracemalloc.start()
     try:
         plan = Plan(min_chars=1, shuffle=0, test_size=0.1, check=False)
-        write_splits(out, prepare(many(count), ConvertOptions(), plan).splits, {})
+        write_splits(folder, prepare(many(count), ConvertOptions(), plan).splits, {})
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -82,23 +82,23 @@ def peak_of(count: int, out: Path) -> int:
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     peak_of(200, tmp_path / "first")  # what is imported and cached once
-    few, more = peak_of(500, tmp_path / "few"), peak_of(4500, tmp_path / "more")
+    few, larger = peak_of(500, tmp_path / "few"), peak_of(4500, tmp_path / "more")
     # A row held as a prompt takes more than 1,000 bytes; a shuffle holds the number of each.
-    assert (more - few) / 4000 < 150
+    assert (larger - few) / 4000 < 150
     assert pq.ParquetFile(tmp_path / "more" / "train.parquet").metadata.num_rows == 4050
 
 
 def test_rows_written_in_parts_read_back_like_rows_in_memory(tmp_path: Path) -> None:
-    made = prepare(many(250), ConvertOptions()).splits
-    write_splits(tmp_path / "parts", made, {})
-    write_splits(tmp_path / "whole", {"train": list(made["train"])}, {})
-    parts, whole = (pq.read_table(tmp_path / name / "train.parquet") for name in ("parts", "whole"))
-    assert parts.equals(whole)
-    assert list(read_prompts(tmp_path / "parts", "train")) == list(made["train"])
-    write_splits(tmp_path / "flat", made, {}, "trl")
-    write_splits(tmp_path / "flat whole", {"train": list(made["train"])}, {}, "trl")
-    parts, whole = (pq.read_table(tmp_path / name / "train.parquet") for name in ("flat", "flat whole"))
-    assert parts.equals(whole)
+    splits = prepare(many(250), ConvertOptions()).splits
+    write_splits(tmp_path / "parts", splits, {})
+    write_splits(tmp_path / "whole", {"train": list(splits["train"])}, {})
+    parts, at_once = (pq.read_table(tmp_path / name / "train.parquet") for name in ("parts", "whole"))
+    assert parts.equals(at_once)
+    assert list(read_prompts(tmp_path / "parts", "train")) == list(splits["train"])
+    write_splits(tmp_path / "flat", splits, {}, "trl")
+    write_splits(tmp_path / "flat whole", {"train": list(splits["train"])}, {}, "trl")
+    parts, at_once = (pq.read_table(tmp_path / name / "train.parquet") for name in ("flat", "flat whole"))
+    assert parts.equals(at_once)
 
 
 def test_a_late_row_of_another_shape_makes_all_rows_json(tmp_path: Path) -> None:
@@ -106,23 +106,23 @@ def test_a_late_row_of_another_shape_makes_all_rows_json(tmp_path: Path) -> None
         number = row["number"]
         return prompt(number, **({"only": [1, "two"]} if number == 240 else {}))
 
-    made = prepare(replace(many(250), prompt=late), ConvertOptions()).splits
-    write_splits(tmp_path, made, {})
+    splits = prepare(replace(many(250), prompt=late), ConvertOptions()).splits
+    write_splits(tmp_path, splits, {})
     (names,) = {tuple(row) for row in pq.read_table(tmp_path / "train.parquet")["extra_info"].to_pylist()}
     assert names == (JSON_FIELD,)
     assert read_prompts(tmp_path, "train")[240].extra_info["only"] == [1, "two"]
 
 
 def test_a_row_that_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
-    made = prepare(many(250, odd={1, 2}), ConvertOptions()).splits
+    splits = prepare(many(250, odd={1, 2}), ConvertOptions()).splits
     with pytest.raises(Exception, match="extra_info is not JSON"):
-        write_splits(tmp_path / "a" / "b", made, {})
+        write_splits(tmp_path / "a" / "b", splits, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_equal_prompts_are_found_across_chunks() -> None:
     twice = replace(many(400), prompt=lambda row, options: prompt(row["number"] % 250))
-    made = prepare(twice, ConvertOptions(), Plan(dedup=True, check=False))
-    assert len(made.splits["train"]) == 250
-    assert made.steps[-1].removed == {"repeated": 150}
-    assert json.dumps(made.steps[-1].examples[0]) == '"row 250 repeats row 0"'
+    prepared = prepare(twice, ConvertOptions(), Plan(dedup=True, check=False))
+    assert len(prepared.splits["train"]) == 250
+    assert prepared.steps[-1].removed == {"repeated": 150}
+    assert json.dumps(prepared.steps[-1].examples[0]) == '"row 250 repeats row 0"'

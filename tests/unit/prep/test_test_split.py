@@ -24,9 +24,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def made(source: Path, *words: str) -> dict[str, list[Prompt]]:
-    out = source.parent / "out"
-    assert main(["prep", "jsonl", "--source", str(source), "--out", str(out), *words]) == 0
-    return {split: list(read_prompts(out, split, "exact")) for split in ("train", "test")}
+    folder = source.parent / "out"
+    assert main(["prep", "jsonl", "--source", str(source), "--out", str(folder), *words]) == 0
+    return {split: list(read_prompts(folder, split, "exact")) for split in ("train", "test")}
 
 
 def question(prompt: Prompt) -> str:
@@ -69,10 +69,10 @@ def test_the_split_depends_on_the_seed_and_on_the_prompts_alone(source: Path) ->
 def test_a_size_that_cannot_be_is_refused(
     source: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = source.parent / "out"
-    assert main(["prep", "jsonl", "--source", str(source), "--out", str(out), *words]) == 2
+    folder = source.parent / "out"
+    assert main(["prep", "jsonl", "--source", str(source), "--out", str(folder), *words]) == 2
     assert says in capsys.readouterr().err
-    assert not out.exists()
+    assert not folder.exists()
 
 
 def test_a_source_with_a_test_split_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def test_the_trainers_instances_keep_what_they_had() -> None:
         def forward(self, x: int) -> int:
             return x + 1
 
-    before, mine = dict(vars(Layers)), Layers()
+    initial, mine = dict(vars(Layers)), Layers()
     borrowed = BorrowedClasses()
     noting = borrowed.decorating(decorate)
     noting(object(), cls=Layers, is_encoder=True)
@@ -44,7 +44,7 @@ def test_the_trainers_instances_keep_what_they_had() -> None:
     theirs = Layers()
     borrowed.restore(nn.Sequential(theirs))
 
-    assert dict(vars(Layers)) == before
+    assert dict(vars(Layers)) == initial
     assert Layers.__bases__ == (nn.Module,)
     assert mine(1) == Layers()(1) == 2
     assert not hasattr(mine, "mark")

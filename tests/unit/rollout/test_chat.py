@@ -35,8 +35,8 @@ def test_an_answer_streams_and_joins_the_conversation(tiny: Path) -> None:
     assert len(pieces) > 2
     assert 1 <= reply.tokens <= 12
     assert [message["role"] for message in chat.messages] == ["user", "assistant"]
-    again = chat_with(tiny)
-    assert again.ask("2+2?") == reply  # the seed decides
+    repeated = chat_with(tiny)
+    assert repeated.ask("2+2?") == reply  # the seed decides
     chat.ask("3+3?")
     assert len(chat.messages) == 4
     chat.restart("Be brief.")
@@ -44,16 +44,16 @@ def test_an_answer_streams_and_joins_the_conversation(tiny: Path) -> None:
 
 
 def test_later_turns_are_asked_with_all_messages(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat, asked = chat_with(tiny, temperature=0.0), list[str]()
+    chat, prompts = chat_with(tiny, temperature=0.0), list[str]()
     add = chat.engine.add
     monkeypatch.setattr(
-        chat.engine, "add", lambda request: (asked.append(chat.tokenizer.decode(request.prompt)), add(request))[1]
+        chat.engine, "add", lambda request: (prompts.append(chat.tokenizer.decode(request.prompt)), add(request))[1]
     )
     chat.restart("sys")
     first = chat.ask("one").text
     chat.ask("two")
-    assert asked[0] == "<|system|>sys<|user|>one<|assistant|>"
-    assert asked[1] == f"{asked[0]}{first}<eos><|user|>two<|assistant|>"
+    assert prompts[0] == "<|system|>sys<|user|>one<|assistant|>"
+    assert prompts[1] == f"{prompts[0]}{first}<eos><|user|>two<|assistant|>"
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_was_drawn(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,21 +84,21 @@ def test_a_conversation_that_is_too_long_is_refused_and_unchanged(tiny: Path) ->
 def test_one_question_is_answered_without_a_terminal(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["chat", str(tiny), "--prompt", "2+2?", "--max-tokens", "8", "--seed", "1"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["prompt"] == "2+2?"
-    assert 1 <= found["tokens"] <= 8
-    assert found["finish_reason"] in ("stop", "length")
+    report = json.loads(capsys.readouterr().out)
+    assert report["prompt"] == "2+2?"
+    assert 1 <= report["tokens"] <= 8
+    assert report["finish_reason"] in ("stop", "length")
     assert main(words) == 0
-    assert capsys.readouterr().out.rstrip("\n") == printable(found["response"]).rstrip("\n")
+    assert capsys.readouterr().out.rstrip("\n") == printable(report["response"]).rstrip("\n")
 
 
 def test_questions_may_come_from_a_pipe(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, str]] = []
+    questions: list[tuple[int, str]] = []
 
     def answer(chat: Chat, question: str, on_text: object = None) -> object:
-        asked.append((len(chat.messages), question))
+        questions.append((len(chat.messages), question))
         chat.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": HOSTILE}]
         assert callable(on_text)
         on_text(HOSTILE)
@@ -107,7 +107,7 @@ def test_questions_may_come_from_a_pipe(
     monkeypatch.setattr(Chat, "ask", answer)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n/new\nthree\n/exit\nfour\n"))
     assert main(["chat", str(tiny), "--system", "s"]) == 0
-    assert asked == [(1, "one"), (3, "two"), (1, "three")]
+    assert questions == [(1, "one"), (3, "two"), (1, "three")]
     captured = capsys.readouterr()
     assert captured.out == (r"\x1b[2J\x1b]0;title\x07[red]<script>\u202e" + "\n") * 3
     assert "(cut off at the limit of tokens after 3 tokens)" in captured.err
@@ -130,8 +130,8 @@ def test_bad_input_is_one_line(
     for name in ("adapter", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    places = {"TINY": str(tiny), "ADAPTER": str(tmp_path / "adapter"), "EMPTY": str(tmp_path / "empty")}
-    assert main(["chat", *(places.get(word, word) for word in words)]) == 2
+    paths = {"TINY": str(tiny), "ADAPTER": str(tmp_path / "adapter"), "EMPTY": str(tmp_path / "empty")}
+    assert main(["chat", *(paths.get(word, word) for word in words)]) == 2
     captured = capsys.readouterr()
     assert line in captured.err
     assert captured.err.startswith("error: ")

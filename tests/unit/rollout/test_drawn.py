@@ -28,19 +28,19 @@ class Engine:
         self.steps += 1
         for tokens in self.running.values():
             tokens.append(self.steps)
-        found, self.finished = [*self.finished, *(self._of(key, "stop") for key in ends)], []
+        generations, self.finished = [*self.finished, *(self._of(key, "stop") for key in ends)], []
         for key in ends:
             del self.running[key]
-        return found
+        return generations
 
     def peek(self) -> list[Generation]:
         return [*self.finished, *(self._of(key, None) for key in self.running)]
 
     def abort(self) -> list[Generation]:
-        found = self.peek()
+        generations = self.peek()
         self.running.clear()
         self.finished.clear()
-        return found
+        return generations
 
     def _of(self, key: int, reason: Any) -> Generation:
         tokens = np.array(self.running[key], np.int32)
@@ -56,13 +56,13 @@ def request(key: int, begun: list[int] | None = None) -> GenerationRequest:
 def flight_of(*requests: GenerationRequest) -> tuple[InFlight, Any]:
     engine: Any = Engine()
     flight = InFlight(engine)
-    for one in requests:
-        flight.add(one)
+    for pending in requests:
+        flight.add(pending)
     return flight, engine
 
 
-def parts_of(drawn: Any) -> list[tuple[list[int], int]]:
-    return [(part.tokens.tolist(), part.version) for part in drawn.parts]
+def parts_of(response: Any) -> list[tuple[list[int], int]]:
+    return [(part.tokens.tolist(), part.version) for part in response.parts]
 
 
 def test_what_is_paused_goes_on_from_all_its_tokens_in_the_order_of_keys() -> None:
@@ -71,13 +71,16 @@ def test_what_is_paused_goes_on_from_all_its_tokens_in_the_order_of_keys() -> No
     flight.pause(1)
     assert engine.running == {}
     assert flight.resume() == []
-    assert [(one.key, one.response_prefix.tolist()) for one in engine.added[2:]] == [(1, [70, 1]), (3, [1])]
+    assert [(generation.key, generation.response_prefix.tolist()) for generation in engine.added[2:]] == [
+        (1, [70, 1]),
+        (3, [1]),
+    ]
     engine.step()
     flight.pause(2)
     flight.resume()
-    (one,) = engine.step(1)
-    assert parts_of(drawn := flight.finished(one, 3)) == [([1], 1), ([2], 2), ([3], 3)]
-    assert drawn.tokens.tolist() == [1, 2, 3] == (-drawn.log_probs).tolist()
+    (generation,) = engine.step(1)
+    assert parts_of(response := flight.finished(generation, 3)) == [([1], 1), ([2], 2), ([3], 3)]
+    assert response.tokens.tolist() == [1, 2, 3] == (-response.log_probs).tolist()
     assert flight.tokens == 5
     assert list(flight.so_far()) == [3]
 
@@ -89,8 +92,8 @@ def test_what_is_kept_is_returned_once_and_counted_once() -> None:
         flight.pause(version, keep=True)
         flight.pause(version, keep=True)
     assert len(engine.added) == 1
-    (one,) = engine.step(0)
-    assert parts_of(flight.finished(one, 3)) == [([1], 1), ([2], 2), ([3], 3)]
+    (generation,) = engine.step(0)
+    assert parts_of(flight.finished(generation, 3)) == [([1], 1), ([2], 2), ([3], 3)]
     assert flight.tokens == 3
 
 
@@ -106,4 +109,4 @@ def test_a_response_that_ended_unseen_is_not_continued() -> None:
             flight.pause(1)
         (ended,) = flight.resume()
         assert (ended.key, ended.finish_reason, parts_of(ended)) == (0, "stop", [([1], 1)])
-        assert [one.key for one in engine.added[2:]] == [1]
+        assert [generation.key for generation in engine.added[2:]] == [1]

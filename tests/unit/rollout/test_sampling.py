@@ -20,8 +20,8 @@ Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @pytest.fixture(params=[gumbel_argmax, inverse_cdf])
 def draw(request: pytest.FixtureRequest) -> Draw:
-    chosen: Draw = request.param
-    return chosen
+    method: Draw = request.param
+    return method
 
 
 def keys(seeds: Numbers, positions: Numbers) -> torch.Tensor:
@@ -30,8 +30,8 @@ def keys(seeds: Numbers, positions: Numbers) -> torch.Tensor:
 
 
 def drawn(draw: Draw, seeds: Numbers, positions: Numbers) -> torch.Tensor:
-    given = keys(seeds, positions)
-    return draw(LOGITS.expand(len(given), -1), given)
+    draw_keys = keys(seeds, positions)
+    return draw(LOGITS.expand(len(draw_keys), -1), draw_keys)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
@@ -58,13 +58,13 @@ def test_draws_follow_the_distribution(draw: Draw, seeds: Numbers, positions: Nu
 def test_draws_of_neighbouring_positions_and_seeds_are_independent(draw: Draw) -> None:
     p = LOGITS.double().softmax(0)
     joint = (p[:, None] * p).flatten() * DRAWS
-    one = drawn(draw, np.arange(DRAWS), 7)
+    first = drawn(draw, np.arange(DRAWS), 7)
     for other in (
         drawn(draw, np.arange(DRAWS), 8),
         drawn(draw, np.arange(DRAWS) + 1, 7),
         drawn(draw, np.arange(DRAWS) + 1, 6),
     ):
-        assert chi_square((one * 8 + other).bincount(minlength=64).double(), joint) < 5
+        assert chi_square((first * 8 + other).bincount(minlength=64).double(), joint) < 5
 
 
 def test_noise_of_different_tokens_is_independent(draw: Draw) -> None:
@@ -74,12 +74,12 @@ def test_noise_of_different_tokens_is_independent(draw: Draw) -> None:
 
 
 def test_a_row_draws_the_same_wherever_it_stands_in_the_batch(draw: Draw) -> None:
-    given = keys(np.arange(64), np.arange(64) % 5)
+    draw_keys = keys(np.arange(64), np.arange(64) % 5)
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
-    whole = draw(logits, given)
+    expected = draw(logits, draw_keys)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    assert draw(logits[order], given[order]).equal(whole[order])
-    assert draw(logits[9:10], given[9:10]).equal(whole[9:10])
+    assert draw(logits[order], draw_keys[order]).equal(expected[order])
+    assert draw(logits[9:10], draw_keys[9:10]).equal(expected[9:10])
 
 
 def test_what_is_filtered_is_never_drawn_even_where_one_token_is_left(draw: Draw) -> None:
@@ -107,14 +107,14 @@ def test_the_inverse_is_the_first_token_above_a_plain_cumulative_sum(vocabulary:
     logits = 4 * torch.randn(500, vocabulary, generator=generator)
     logits[torch.rand(logits.shape, generator=generator) < 0.3] = -torch.inf
     logits[:, 3] = 0.0
-    given = keys(np.arange(500), 9)
+    draw_keys = keys(np.arange(500), 9)
     ends = logits.double().softmax(-1).cumsum(-1)
-    uniform = ((given >> 31).double() + 0.5) / 2**32
-    found = inverse_cdf(logits, given)[:, None]
-    before = (ends - logits.double().softmax(-1)).gather(1, found)[:, 0]
+    uniform = ((draw_keys >> 31).double() + 0.5) / 2**32
+    tokens = inverse_cdf(logits, draw_keys)[:, None]
+    lower = (ends - logits.double().softmax(-1)).gather(1, tokens)[:, 0]
     # The sums of spans are in float32.
-    assert ((before < uniform + 1e-6) & (uniform < ends.gather(1, found)[:, 0] + 1e-6)).all()
-    assert logits.gather(1, found).isfinite().all()
+    assert ((lower < uniform + 1e-6) & (uniform < ends.gather(1, tokens)[:, 0] + 1e-6)).all()
+    assert logits.gather(1, tokens).isfinite().all()
 
 
 def test_the_least_and_the_largest_keys_draw_a_token_that_can_be_drawn() -> None:

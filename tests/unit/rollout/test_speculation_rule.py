@@ -16,28 +16,28 @@ from rlcli.rollout.vllm.hooks.speculation import accepted, install, settings
 DRAWS = 40_000
 
 
-def by_loops(drawn: list[int], drafts: list[int], rows: list[int]) -> list[list[int]]:
-    found, row, draft = [], 0, 0
+def by_loops(samples: list[int], drafts: list[int], rows: list[int]) -> list[list[int]]:
+    expected, row, draft = [], 0, 0
     for count in rows:
         tokens: list[int] = []
-        for place in range(count):
-            tokens.append(drawn[row + place])
-            if place == count - 1 or drawn[row + place] != drafts[draft + place]:
+        for offset in range(count):
+            tokens.append(samples[row + offset])
+            if offset == count - 1 or samples[row + offset] != drafts[draft + offset]:
                 break
-        found.append(tokens + [-1] * (max(rows) - len(tokens)))
+        expected.append(tokens + [-1] * (max(rows) - len(tokens)))
         row, draft = row + count, draft + count - 1
-    return found
+    return expected
 
 
 def test_a_request_gets_what_was_drawn_up_to_the_first_wrong_draft() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
         rows = random.integers(1, 7, random.integers(1, 6)).tolist()
-        drawn = random.integers(0, 3, sum(rows))
+        samples = random.integers(0, 3, sum(rows))
         drafts = random.integers(0, 3, sum(rows) - len(rows))
-        tokens, places = accepted(torch.from_numpy(drawn), torch.from_numpy(drafts.astype(np.int32)), rows)
-        assert tokens.tolist() == by_loops(drawn.tolist(), drafts.tolist(), rows)
-        assert torch.from_numpy(drawn)[places][tokens >= 0].equal(tokens[tokens >= 0])
+        tokens, positions = accepted(torch.from_numpy(samples), torch.from_numpy(drafts.astype(np.int32)), rows)
+        assert tokens.tolist() == by_loops(samples.tolist(), drafts.tolist(), rows)
+        assert torch.from_numpy(samples)[positions][tokens >= 0].equal(tokens[tokens >= 0])
 
 
 @pytest.mark.parametrize("draft", [0, 3])
@@ -47,15 +47,15 @@ def test_pairs_of_tokens_follow_the_distribution_whatever_is_drafted(draft: int)
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, 0.0, 1.5, 1.0]])
     seeds = np.arange(DRAWS).repeat(2)
     keys = torch.from_numpy(draw_keys(seeds, np.tile([7, 8], DRAWS)))
-    drawn = gumbel_argmax(logits.repeat(DRAWS, 1), keys)
-    tokens, _ = accepted(drawn, torch.full((DRAWS,), draft), [2] * DRAWS)
+    samples = gumbel_argmax(logits.repeat(DRAWS, 1), keys)
+    tokens, _ = accepted(samples, torch.full((DRAWS,), draft), [2] * DRAWS)
     first, second = logits.double().softmax(-1)
-    found, expected = tokens[:, 0].bincount(minlength=4).double(), first * DRAWS
-    assert float(((found - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
-    kept = tokens[:, 0] == draft
-    assert (tokens[~kept, 1] == -1).all()
-    found, expected = tokens[kept, 1].bincount(minlength=4).double(), second * float(kept.sum())
-    assert float(((found - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
+    counts, expected = tokens[:, 0].bincount(minlength=4).double(), first * DRAWS
+    assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
+    accepted_draft = tokens[:, 0] == draft
+    assert (tokens[~accepted_draft, 1] == -1).all()
+    counts, expected = tokens[accepted_draft, 1].bincount(minlength=4).double(), second * float(accepted_draft.sum())
+    assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
 
 
 def test_each_draft_has_the_key_of_its_position() -> None:

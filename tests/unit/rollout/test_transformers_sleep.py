@@ -17,9 +17,9 @@ def test_weights_are_freed_if_the_run_asks_for_it(sleep: Sleep, freed: bool) -> 
     engine._lm = nn.Linear(3, 2)
     engine._shapes = {name: parameter.shape for name, parameter in engine._lm.named_parameters()}
     engine.spec = SimpleNamespace(weights_follow=True, sleep=sleep)  # type: ignore[assignment]
-    before = engine._lm.weight.detach().clone()
+    initial_weight = engine._lm.weight.detach().clone()
     engine.sleep()
     assert engine._lm.weight.numel() == (0 if freed else 6)
     engine.wake_weights()
     assert engine._lm.weight.shape == (2, 3)
-    assert freed or engine._lm.weight.equal(before)
+    assert freed or engine._lm.weight.equal(initial_weight)

@@ -40,9 +40,9 @@ def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, ma
 
 
 def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
-    given = spec("cuda")
-    assert vllm_arguments._on_gpu(given)["gpu_memory_utilization"] == 0.5
-    assert vllm_arguments._on_gpu(replace(given, kv_cache_bytes=1 << 30))["gpu_memory_utilization"] < 0.02
+    engine_spec = spec("cuda")
+    assert vllm_arguments._on_gpu(engine_spec)["gpu_memory_utilization"] == 0.5
+    assert vllm_arguments._on_gpu(replace(engine_spec, kv_cache_bytes=1 << 30))["gpu_memory_utilization"] < 0.02
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_experts_beside_an_adapter_are_computed_as_they_are_sent(monkeypatch: py
 
     monkeypatch.setattr(unquantized, "_trtllm_bf16_lora_supported", lambda config: True)  # as on Blackwell
     config = SimpleNamespace(is_lora_enabled=True, moe_backend="triton")
-    chosen = unquantized.UnquantizedMoeBackend
-    assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.FLASHINFER_TRTLLM
+    backends = unquantized.UnquantizedMoeBackend
+    assert unquantized.select_unquantized_moe_backend(config)[0] == backends.FLASHINFER_TRTLLM
     assert expert_kernels.install()
-    assert unquantized.select_unquantized_moe_backend(config)[0] == chosen.TRITON
+    assert unquantized.select_unquantized_moe_backend(config)[0] == backends.TRITON
 
 
 def test_drafts_are_verified_by_the_first_model_runner_on_gpus() -> None:
@@ -147,13 +147,13 @@ class Llm:
         return len(self.calls) % 3 > 0
 
 
-def colocated(given: EngineSpec, llm: Llm, monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
+def colocated(engine_spec: EngineSpec, llm: Llm, monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
     import torch
 
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     engine = object.__new__(VllmEngine)
-    engine.spec, engine._llm, engine._engine = given, llm, llm
+    engine.spec, engine._llm, engine._engine = engine_spec, llm, llm
     return engine
 
 
@@ -182,10 +182,10 @@ def test_memory_that_another_process_takes_meanwhile_is_one_line(monkeypatch: py
 def test_resident_weights_are_not_in_the_memory_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu_worker import Worker
 
-    asked: list[str] = []
+    tags: list[str] = []
 
     def pooled(worker: object, tag: str) -> nullcontext[str]:
-        asked.append(tag)
+        tags.append(tag)
         return nullcontext("pool")
 
     assert hasattr(Worker, resident_weights.POOLED), "vLLM has it under this name"
@@ -194,7 +194,7 @@ def test_resident_weights_are_not_in_the_memory_that_sleeps(monkeypatch: pytest.
         for tag in ("weights", "kv_cache"):
             with getattr(Worker, resident_weights.POOLED)(None, tag) as memory:
                 assert memory == ("pool" if tag == "kv_cache" else None)
-    assert asked == ["kv_cache"]
+    assert tags == ["kv_cache"]
     assert getattr(Worker, resident_weights.POOLED) is pooled
 
 
@@ -263,5 +263,5 @@ def test_on_cpus_prefixes_with_states_are_not_cached(
     device: str, config: dict[str, Any], cached: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given = replace(spec(device), model=str(tmp_path))
-    assert vllm_arguments._shared_arguments(given)["enable_prefix_caching"] == cached
+    engine_spec = replace(spec(device), model=str(tmp_path))
+    assert vllm_arguments._shared_arguments(engine_spec)["enable_prefix_caching"] == cached

@@ -43,13 +43,13 @@ def engine(ranks: int, inner: str = "experts.routed_experts") -> nn.Module:
     model = nn.Module()
     model.config = SimpleNamespace(model_type="gpt_oss")
     for name, shape in shapes.items():
-        *path, own = (LAYER + name).split(".")
+        *path, leaf = (LAYER + name).split(".")
         module = model
         for part in path:
             module = (
                 module._modules.get(part) or module.register_module(part, nn.Module()) or module.get_submodule(part)
             )
-        module.register_parameter(own, nn.Parameter(torch.full(shape, torch.nan), requires_grad=False))
+        module.register_parameter(leaf, nn.Parameter(torch.full(shape, torch.nan), requires_grad=False))
     return model
 
 

@@ -13,8 +13,8 @@ TURNED_OFF = re.compile(r"""RAY_AUTH_MODE["']?\s*[=:,]\s*["']?disabled""")
 
 def files(*folders: str) -> list[Path]:
     """Texts of these folders, and of the top."""
-    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
-    return [path for path in (*found, *ROOT.glob("*.md")) if b"\0" not in path.read_bytes()[:1000]]
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [path for path in (*paths, *ROOT.glob("*.md")) if b"\0" not in path.read_bytes()[:1000]]
 
 
 def test_no_script_page_or_program_turns_the_token_off() -> None:

@@ -41,7 +41,7 @@ def test_what_crosses_is_some_hundred_bytes_a_sample() -> None:
 
 
 def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
-    """What all ranks know of a step (columns of all samples, the queue of prompts, references to the shards) is sent
+    """Step data shared by all ranks (columns of all samples, the queue of prompts, references to the shards) is sent
     once."""
     few, many = crossed(4, 1024), crossed(64, 1024)
     assert many[0] - few[0] < 60 * 2500
@@ -74,7 +74,7 @@ def test_nothing_that_steps_leave_behind_grows_with_them() -> None:
     with bench.trainer_over(workers, args, 99) as trainer:
         for step in (1, 2, 3):
             trainer.after_step(step, trainer.step(step))
-        before = objects()
+        object_count = objects()
         for step in range(4, 14):
             trainer.after_step(step, trainer.step(step))
-        assert objects() - before < 512  # the samples of one of ten steps
+        assert objects() - object_count < 512  # the samples of one of ten steps

@@ -22,8 +22,8 @@ def test_every_arm_draws_as_many_samples_and_is_accepted(proof: dict[str, Any]) 
     from rlcli.algorithms.build import build_algorithm
 
     for recipe, of_prompt, sets in proof["ARMS"].values():
-        more = ["teacher.path=t"] if recipe == "opd" else []
-        config = resolve(recipe, {"train.steps": 16}, [*proof["COMMON"], *sets, *more]).config
+        teacher_overrides = ["teacher.path=t"] if recipe == "opd" else []
+        config = resolve(recipe, {"train.steps": 16}, [*proof["COMMON"], *sets, *teacher_overrides]).config
         check_algorithm(config, build_algorithm(**config.algorithm.model_dump()))
         assert 8 % of_prompt == 0
 
@@ -36,9 +36,9 @@ def test_a_curve_counts_the_drawn_tokens_up_to_each_evaluation(proof: dict[str, 
         {"step": 2, "response_tokens/mean": 20.0, "eval/pass@1": 0.9, **taught, "update/teacher_kl": 0.125},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    points, more = proof["curve_of"](tmp_path, 16)
+    points, extra = proof["curve_of"](tmp_path, 16)
     assert points == [(0.0, 0.1), (16 * 30.0, 0.9)]
-    assert (more["update/teacher_kl/first"], more["update/teacher_kl/last"]) == (0.5, 0.125)
+    assert (extra["update/teacher_kl/first"], extra["update/teacher_kl/last"]) == (0.5, 0.125)
 
 
 def test_arms_are_compared_on_straight_lines_between_evaluations(proof: dict[str, Any]) -> None:

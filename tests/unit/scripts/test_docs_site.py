@@ -33,9 +33,9 @@ PAGE = "<html><body><h1 id='top'>Top</h1>{}</body></html>"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `scripts/docs` builds it; it would raise for a broken link, or anything fetched from elsewhere."""
-    out = tmp_path_factory.mktemp("out")
-    build(tmp_path_factory.mktemp("staged"), out)
-    return out
+    site_folder = tmp_path_factory.mktemp("out")
+    build(tmp_path_factory.mktemp("staged"), site_folder)
+    return site_folder
 
 
 def anchors(site: Path, page: str) -> set[str]:
@@ -76,9 +76,9 @@ def test_the_reference_has_every_metric_and_event(site: Path) -> None:
 def test_the_reference_has_every_algorithm_with_its_formula(site: Path) -> None:
     from rlcli.cli.recipes.algorithm_choices import MODULES, choices
 
-    found = anchors(site, "algorithms")
+    anchor_names = anchors(site, "algorithms")
     for key in MODULES:
-        assert {f"{key.partition('.')[2]}-{choice.name}" for choice in choices(key)} <= found
+        assert {f"{key.partition('.')[2]}-{choice.name}" for choice in choices(key)} <= anchor_names
     text = (site / "reference" / "algorithms.html").read_text(encoding="utf-8")
     assert "A = (R − mean_g) / (std_g + 1e-6)" in text
     assert "arXiv 2402.03300" in text
@@ -105,10 +105,10 @@ def test_the_site_opens_from_disk_without_a_network(site: Path, viewport: dict[s
             page.goto(url_of(site / f"{name}.html"))
             page.wait_for_load_state("networkidle")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-        drawn = page.locator(".diagram svg").bounding_box()
-        assert drawn
-        assert drawn["width"] > 200
-        assert drawn["height"] > 40
+        diagram_box = page.locator(".diagram svg").bounding_box()
+        assert diagram_box
+        assert diagram_box["width"] > 200
+        assert diagram_box["height"] > 40
         assert "advantages" in page.locator(".diagram svg").text_content()
         page.goto(url_of(site / "index.html"))
         page.locator("article a[href='start.html'], article a[href='./start.html']").first.click()
@@ -173,8 +173,8 @@ def test_the_search_finds_the_page_that_answers(served: str) -> None:
             box.fill(typed)
             results = page.locator(f"a[href*='?h={quote_plus(typed)}']")
             for _ in range(100):  # the list of the last query stays for a moment
-                found = results.evaluate_all("links => links.slice(0, 2).map(link => link.getAttribute('href'))")
-                first = [str(address).partition("?")[0] for address in found]
+                links = results.evaluate_all("links => links.slice(0, 2).map(link => link.getAttribute('href'))")
+                first = [str(address).partition("?")[0] for address in links]
                 if f"{served}/{answer}" in first:
                     break
                 page.wait_for_timeout(100)
@@ -189,7 +189,7 @@ def test_the_questions_are_many_and_have_those_most_asked() -> None:
         question for sections in questions().values() for text in sections.values() for question in text.split("; ")
     ]
     assert len(typed) >= 33
-    assert all(any(asked in question for question in typed) for asked in MOST_ASKED)
+    assert all(any(phrase in question for question in typed) for phrase in MOST_ASKED)
 
 
 def test_a_question_about_a_section_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +218,8 @@ def test_a_question_about_a_section_that_is_gone_is_an_error(monkeypatch: pytest
 )
 def test_a_fault_of_a_built_page_is_found(body: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(PAGE.format(body))
-    (found,) = problems(tmp_path)
-    assert problem in found
+    (message,) = problems(tmp_path)
+    assert problem in message
 
 
 def test_a_font_from_elsewhere_is_found(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_navigation_and_pages_must_agree(listed: list[str], existing: set[str], 
 
 @pytest.fixture
 def on_site(tmp_path: Path) -> Callable[[str], str]:
-    """What the site has for a text of docs/debug.md."""
+    """The site's rendering of a text of docs/debug.md."""
     return lambda text: adapted(text, "debug.md", DOCS / "debug.md", tmp_path)
 
 
@@ -279,9 +279,9 @@ def test_staging_again_leaves_unchanged_pages_alone(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(staging, "as_svg", lambda source, page: "")
     staging.stage(tmp_path / "staged")
     page = tmp_path / "staged" / "pages" / "debug.md"
-    before = page.stat().st_mtime_ns
+    modified_ns = page.stat().st_mtime_ns
     staging.stage(tmp_path / "staged")
-    assert page.stat().st_mtime_ns == before
+    assert page.stat().st_mtime_ns == modified_ns
 
 
 def test_long_names_may_break_in_sentences_and_not_in_blocks() -> None:

@@ -43,8 +43,8 @@ def a_part(tmp_path: Path, does: str, deadline_s: float = 30.0) -> tuple[running
     """A part that does what `does` says, run to its end, and what was shown."""
     script, shown = tmp_path / "fake.py", list[str]()
     script.write_text(FAKE)
-    given = {"deadline_s": deadline_s, "does": does}
-    part = running.start("step", given, tmp_path, dict(os.environ), [sys.executable, str(script)], shown.append)
+    settings = {"deadline_s": deadline_s, "does": does}
+    part = running.start("step", settings, tmp_path, dict(os.environ), [sys.executable, str(script)], shown.append)
     until = time.monotonic() + 60
     while not part.poll():
         assert time.monotonic() < until
@@ -54,43 +54,43 @@ def a_part(tmp_path: Path, does: str, deadline_s: float = 30.0) -> tuple[running
 
 def test_a_part_that_hangs_is_killed_with_all_it_started_and_recorded(tmp_path: Path) -> None:
     part, shown = a_part(tmp_path, "hangs", deadline_s=1.0)
-    found = part.result()
-    assert found["status"] == "timeout"
-    assert found["figures"][0]["value"] == 1.5, "what was measured before the deadline is kept"
-    assert found["tail"] == ["== begun"]
+    record = part.result()
+    assert record["status"] == "timeout"
+    assert record["figures"][0]["value"] == 1.5, "what was measured before the deadline is kept"
+    assert record["tail"] == ["== begun"]
     assert shown[0] == "begun"
     helper = int((tmp_path / "step.work" / "helper").read_text())
-    assert found["leftovers"] >= 1
+    assert record["leftovers"] >= 1
     assert not Path(f"/proc/{helper}").exists() or "Z" in Path(f"/proc/{helper}/stat").read_text().split()[2]
     running.clean(part)
     assert [file.name for file in tmp_path.iterdir() if "step" in file.name] == ["step.log"]
 
 
 def test_a_part_that_breaks_leaves_its_error_and_the_end_of_its_output(tmp_path: Path) -> None:
-    found = a_part(tmp_path, "breaks")[0].result()
-    assert (found["status"], found["error"]) == ("failed", "exit code 1")
-    assert found["tail"][-1] == "nothing works"
+    record = a_part(tmp_path, "breaks")[0].result()
+    assert (record["status"], record["error"]) == ("failed", "exit code 1")
+    assert record["tail"][-1] == "nothing works"
 
 
 def test_a_part_that_ends_well_is_ok(tmp_path: Path) -> None:
-    found = a_part(tmp_path, "ends")[0].result()
-    assert (found["status"], found["error"], found["tail"]) == ("ok", "", [])
+    record = a_part(tmp_path, "ends")[0].result()
+    assert (record["status"], record["error"], record["tail"]) == ("ok", "", [])
 
 
-def part_result(status: str = "ok", figures: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
+def part_result(status: str = "ok", figures: Sequence[dict[str, Any]] = (), **fields: Any) -> dict[str, Any]:
     nothing = {"error": "", "seconds": 1.0, "checks": [], "data": {}, "tail": [], "log": "step.log"}
-    return {**nothing, "status": status, "figures": list(figures), **more}
+    return {**nothing, "status": status, "figures": list(figures), **fields}
 
 
 def test_one_part_is_merged_into_what_earlier_runs_left(tmp_path: Path) -> None:
-    found = results.load(tmp_path, rehearsal=False)
-    found = results.merge(found, "sync", part_result(seconds=2.0))
-    found = results.merge(found, "step", part_result("failed", error="broken"))
-    results.write(found, tmp_path)
-    again = results.load(tmp_path, rehearsal=False)
-    results.write(results.merge(again, "step", part_result(seconds=3.0)), tmp_path)
+    merged = results.load(tmp_path, rehearsal=False)
+    merged = results.merge(merged, "sync", part_result(seconds=2.0))
+    merged = results.merge(merged, "step", part_result("failed", error="broken"))
+    results.write(merged, tmp_path)
+    reloaded = results.load(tmp_path, rehearsal=False)
+    results.write(results.merge(reloaded, "step", part_result(seconds=3.0)), tmp_path)
     parts = json.loads((tmp_path / results.JSON).read_text())["parts"]
-    assert {name: (one["status"], one["seconds"]) for name, one in parts.items()} == {
+    assert {name: (record["status"], record["seconds"]) for name, record in parts.items()} == {
         "sync": ("ok", 2.0),
         "step": ("ok", 3.0),
     }
@@ -137,13 +137,13 @@ def test_without_a_gpu_the_check_is_refused(
 
 
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
-    found = results.merge(results.load(tmp_path, True), "step", part_result())
-    found = results.merge(found, "sync", part_result("failed"))
+    recorded = results.merge(results.load(tmp_path, True), "step", part_result())
+    recorded = results.merge(recorded, "sync", part_result("failed"))
     options = command.parse(["--missing"])
     usual = ["environment", "trainer", "transformers", "engine", "grpo-0.5b", "planner"]
-    assert [part.name for part in command.choose(options, found)] == usual
-    found = results.merge(found, "trainer", part_result())
-    assert [part.name for part in command.choose(options, found)] == [name for name in usual if name != "trainer"]
+    assert [part.name for part in command.choose(options, recorded)] == usual
+    recorded = results.merge(recorded, "trainer", part_result())
+    assert [part.name for part in command.choose(options, recorded)] == [name for name in usual if name != "trainer"]
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     ],
 )
 def test_tiers_engine_and_shape_choose_the_parts(words: str, parts: str, tmp_path: Path) -> None:
-    chosen = command.choose(command.parse(words.split()), results.load(tmp_path, False))
-    assert [part.name for part in chosen] == parts.split()
+    selected = command.choose(command.parse(words.split()), results.load(tmp_path, False))
+    assert [part.name for part in selected] == parts.split()
 
 
 def test_what_is_not_reached_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +190,17 @@ def test_a_part_that_might_end_too_late_is_not_begun(tmp_path: Path) -> None:
     options = command.parse(["--minutes", "0", "--out", str(tmp_path), "--models", str(tmp_path)])
     session = command.Session(tmp_path, options, results.load(tmp_path, False))
     assert session.run([BY_NAME["step"]]) == 1
-    found = json.loads((tmp_path / results.JSON).read_text())["parts"]["step"]
-    assert found["status"] == "not run"
-    assert "--missing" in found["error"]
+    record = json.loads((tmp_path / results.JSON).read_text())["parts"]["step"]
+    assert record["status"] == "not run"
+    assert "--missing" in record["error"]
 
 
 def test_results_are_copied_to_where_a_job_brings_files_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back = tmp_path / "back"
     back.mkdir()
     monkeypatch.setenv("OUT", str(back))
-    out = tmp_path / "out"
-    session = command.Session(out, command.parse([]), results.load(out, False))
+    output_folder = tmp_path / "out"
+    session = command.Session(output_folder, command.parse([]), results.load(output_folder, False))
     session.save()
     assert sorted(file.name for file in back.iterdir()) == [results.JSON, results.TABLE]
 
@@ -213,7 +213,7 @@ def test_a_figure_that_is_not_finite_and_a_check_that_fails_fail_the_part(tmp_pa
     check.figure("rate", float("nan"))
     check.require(False, "weights agree", "1.2 nats")
     written = json.loads((tmp_path / "figures.json").read_text())
-    assert [(one["name"], one["met"]) for one in written["figures"]] == [("ratio", True), ("rate", None)]
+    assert [(figure["name"], figure["met"]) for figure in written["figures"]] == [("ratio", True), ("rate", None)]
     assert check.failed == ["rate is finite: nan", "weights agree: 1.2 nats"]
     assert not meets(0.3, ">= 0.35")
 
@@ -254,7 +254,11 @@ def test_the_oldest_versions_that_the_check_is_for_are_within_the_bounds() -> No
 
     wanted = {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.17.0", "ray": "2.60.0"}
     declared = map(Requirement, metadata.requires("rlcli") or [])
-    bounds = {one.name: one.specifier for one in declared if one.marker and one.marker.evaluate({"extra": "gpu"})}
+    bounds = {
+        requirement.name: requirement.specifier
+        for requirement in declared
+        if requirement.marker and requirement.marker.evaluate({"extra": "gpu"})
+    }
     assert all(bounds[name].contains(version) for name, version in wanted.items())
     assert SUPPORTED[0] <= (0, 24) < SUPPORTED[1]
 
@@ -322,7 +326,7 @@ def test_the_suite_goes_on_where_its_time_ended(tmp_path: Path, monkeypatch: pyt
     short = run(part_suite.RESERVE_S - 1, {})
     assert short.failed == ["every test was run: 3 are missing: run the part again (--only tests)"]
     name = f"{part_suite.FOLDER}/test_it.py::test_"
-    whole = run(1000.0, {"verdicts": {f"{name}good": "passed", f"{name}bad": "failed"}})
-    verdicts = {test.removeprefix(name): verdict for test, verdict in whole.data["verdicts"].items()}
+    full_check = run(1000.0, {"verdicts": {f"{name}good": "passed", f"{name}bad": "failed"}})
+    verdicts = {test.removeprefix(name): verdict for test, verdict in full_check.data["verdicts"].items()}
     assert verdicts == {"good": "passed", "bad": "failed", "that_cannot_clean_up": "failed"}
-    assert whole.failed == [f"no test failed: {name}bad, {name}that_cannot_clean_up"]
+    assert full_check.failed == [f"no test failed: {name}bad, {name}that_cannot_clean_up"]

@@ -103,7 +103,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def errors(value: Any, shape: Any, where: str = "") -> list[str]:
-    """What does not fit `shape`, each with its place."""
+    """Mismatches between the value and `shape`, each with its path."""
     if isinstance(shape, str) and shape in ("texts", "quantities"):
         kind = {"texts": "text", "quantities": "quantity"}[shape]
         fits = isinstance(value, dict) and all(map(KINDS[kind], value.values()))
@@ -114,18 +114,21 @@ def errors(value: Any, shape: Any, where: str = "") -> list[str]:
     if type(value) is not type(shape):
         return [f"{where}: a {type(value).__name__}"]
     if isinstance(shape, list):
-        return [error for one in value for error in errors(one, shape[0], f"{where}[]")]
+        return [error for item in value for error in errors(item, shape[0], f"{where}[]")]
     fields = {name.rstrip("!"): inner for name, inner in shape.items()}
-    found = [f"{where}.{name}: unknown" for name in value if name not in fields]
-    found += [f"{where}.{name[:-1]}: missing" for name in shape if name.endswith("!") and name[:-1] not in value]
-    return found + [
-        error for name, one in value.items() if name in fields for error in errors(one, fields[name], f"{where}.{name}")
+    messages = [f"{where}.{name}: unknown" for name in value if name not in fields]
+    messages += [f"{where}.{name[:-1]}: missing" for name in shape if name.endswith("!") and name[:-1] not in value]
+    return messages + [
+        error
+        for name, item in value.items()
+        if name in fields
+        for error in errors(item, fields[name], f"{where}.{name}")
     ]
 
 
 def rayjob() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(FILE.read_text())
-    return found
+    manifest: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return manifest
 
 
 def groups(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -138,8 +141,8 @@ def test_kuberay_and_kubernetes_know_every_field() -> None:
 
 
 def head(job: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = groups(job)[0]["template"]["spec"]
-    return found
+    pod_spec: dict[str, Any] = groups(job)[0]["template"]["spec"]
+    return pod_spec
 
 
 @pytest.mark.parametrize(
@@ -212,7 +215,7 @@ while not told:
 time.sleep(1)
 (place / "saved").write_text(f"{{len(told)}} {{sys.argv[1:]}}")
 """
-"""A run: told to stop, it takes a second for its step and its checkpoint."""
+"""A run: asked to stop, it takes a second for its step and its checkpoint."""
 
 
 def test_before_the_head_ends_the_run_is_told_and_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The soak's own parts: a leak is told from noise and from what happens once, and every process is measured."""
+"""The soak's own parts: a leak is distinguished from noise and one-time jumps, and every process is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DESCRIPTORS = Limit(rate=2.0, least=3.0)
 
 
 def values(steps: int, noise: float = 2.0, leak: float = 0.0, jumps: tuple[int, ...] = ()) -> list[Point]:
-    """Of each second step: a level, noise, `leak` per 1,000 steps and 50 more from each of `jumps` on."""
+    """Values of each second step: a level, noise, `leak` per 1,000 steps and 50 more from each of `jumps` on."""
     draw = random.Random(steps)
     return [
         (float(step), 800 + draw.gauss(0, noise) + leak * step / 1000 + 50 * sum(step > at for at in jumps))
@@ -30,9 +30,9 @@ def values(steps: int, noise: float = 2.0, leak: float = 0.0, jumps: tuple[int, 
 
 @pytest.mark.parametrize(("steps", "leak"), [(600, 100.0), (3000, 25.0), (3000, 100.0)])
 def test_a_leak_grows(steps: int, leak: float) -> None:
-    found = trend(values(steps, leak=leak), 200, MEMORY)
-    assert found.grows
-    assert found.rate == pytest.approx(leak, rel=0.4)
+    fitted = trend(values(steps, leak=leak), 200, MEMORY)
+    assert fitted.grows
+    assert fitted.rate == pytest.approx(leak, rel=0.4)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_a_leak_grows(steps: int, leak: float) -> None:
     ids=["noise", "much noise", "one jump", "two jumps", "falls", "saturates", "saw", "constant"],
 )
 def test_noise_and_what_happens_once_do_not_grow(series: list[Point]) -> None:
-    found = trend(series, 200, MEMORY)
-    assert found.enough
-    assert not found.grows
+    fitted = trend(series, 200, MEMORY)
+    assert fitted.enough
+    assert not fitted.grows
 
 
 def test_a_descriptor_lost_at_each_checkpoint_is_seen() -> None:
@@ -72,10 +72,10 @@ def test_every_process_below_the_supervisor_is_measured() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = measured(process.pid)
+        values = measured(process.pid)
         process.communicate(b"")
-    assert found["supervisor", "processes"] == found["scoring", "processes"] == 1
-    assert found["scoring", "descriptors"] >= 33
-    assert found["supervisor", "descriptors"] < 20
-    assert 3 < found["scoring", "memory MiB"] < 60
-    assert found["scoring", "threads"] == 1
+    assert values["supervisor", "processes"] == values["scoring", "processes"] == 1
+    assert values["scoring", "descriptors"] >= 33
+    assert values["supervisor", "descriptors"] < 20
+    assert 3 < values["scoring", "memory MiB"] < 60
+    assert values["scoring", "threads"] == 1

@@ -1,4 +1,4 @@
-"""The torture's own parts: what is drawn from a seed, and that its comparison sees each difference."""
+"""The torture's own parts: the plans of a seed, and a comparison that reports each difference."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_seed_gives_the_same_blows_and_all_that_were_asked_for(seed: int) -> N
         steps = [aim.step for aim in plan.aims]
         assert steps == sorted(steps)
         assert steps[-1] < STEPS - 2
-        for before, aim in zip(plan.aims, plan.aims[1:], strict=False):
-            assert not (before.victim in QUIET and aim.phase == "start"), "no start follows"
+        for previous, aim in zip(plan.aims, plan.aims[1:], strict=False):
+            assert not (previous.victim in QUIET and aim.phase == "start"), "no start follows"
 
 
 def test_runs_whose_generation_goes_on_through_updates_are_among_them() -> None:
@@ -101,13 +101,13 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("told", CHANGES)
-def test_the_comparison_sees_each_difference(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("expected", CHANGES)
+def test_the_comparison_sees_each_difference(expected: str, tmp_path: Path) -> None:
     run, reference = a_run(tmp_path / "run"), a_run(tmp_path / "reference")
     assert differences(run, reference) == []
     assert lost_samples(run, reference) == 0
-    CHANGES[told](run)
-    assert [found.startswith(told) for found in differences(run, reference)] == [True]
+    CHANGES[expected](run)
+    assert [line.startswith(expected) for line in differences(run, reference)] == [True]
 
 
 def test_a_sample_is_lost_where_its_file_is_gone_or_holds_another(tmp_path: Path) -> None:
@@ -119,14 +119,14 @@ def test_a_sample_is_lost_where_its_file_is_gone_or_holds_another(tmp_path: Path
 
 
 def test_files_of_an_attempt_whose_reaper_lives_are_no_leftovers() -> None:
-    before, group = seen(), uuid.uuid4().hex[:8]
+    initial_entries, group = seen(), uuid.uuid4().hex[:8]
     workers = Path("/dev/shm", f"rlcli-{group}-workers")
     workers.mkdir()
     try:
-        assert str(workers) in left_since(before)
+        assert str(workers) in left_since(initial_entries)
         with subprocess.Popen([sys.executable, "-c", "input()", group], stdin=subprocess.PIPE) as reaper:
             try:
-                assert str(workers) not in left_since(before)
+                assert str(workers) not in left_since(initial_entries)
             finally:
                 reaper.communicate(b"\n")
     finally:

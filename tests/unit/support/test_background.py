@@ -1,4 +1,4 @@
-"""Files for viewers are written beside the run, in order, and never in its way."""
+"""Files for viewers are written in the background, in order, without delaying the run."""
 
 from __future__ import annotations
 

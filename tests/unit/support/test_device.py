@@ -1,4 +1,4 @@
-"""Which GPUs a build of torch is for, and what other devices are told."""
+"""The GPUs that a build of torch supports, and the message for other devices."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_the_memory_of_a_gpu_is_asked_of_torch_where_nothing_else_says_it(
 ) -> None:
     two_gpus.touch()
     monkeypatch.setattr(ray_session, "_built_for", lambda: "cuda")
-    found = own_device(resolve("grpo").config)
-    assert (found.name, found.memory) == ("h100", 85 << 30)
+    device = own_device(resolve("grpo").config)
+    assert (device.name, device.memory) == ("h100", 85 << 30)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "server"])

@@ -26,7 +26,7 @@ WAYS = pytest.mark.parametrize(("code", "says"), [(HANGS, HANGING), (EXITS, EXIT
 
 @pytest.fixture(autouse=True)
 def soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs is waited for half a second."""
+    """The import timeout is half a second."""
     importing.import_problem.cache_clear()
     monkeypatch.setattr(importing, "_trusted", False)
     if "time.sleep" in request.node.name or "input" in request.node.name:
@@ -34,9 +34,9 @@ def soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code, said = main(words), capsys.readouterr().err
-    assert (code, said.count("\n")) == (2, 1), said
-    return said
+    code, stderr = main(words), capsys.readouterr().err
+    assert (code, stderr.count("\n")) == (2, 1), stderr
+    return stderr
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, registry: Any, folder: Path, code: str, module: str) -> None:
@@ -54,9 +54,9 @@ def test_an_algorithms_file_is_named(code: str, says: str, tmp_path: Path, capsy
     (tmp_path / "mine.py").write_text(code)
     words = ("plan", "grpo", "--set", f"algorithm.code={tmp_path}/mine.py", "--model", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
-    said = error_of(capsys, *words)
-    assert f"error: algorithm.code = '{tmp_path}/mine.py' " in said
-    assert f"{says}; check what the file does when it is imported" in said
+    message = error_of(capsys, *words)
+    assert f"error: algorithm.code = '{tmp_path}/mine.py' " in message
+    assert f"{says}; check what the file does when it is imported" in message
 
 
 SIZES = {"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -72,9 +72,9 @@ def test_a_package_of_algorithms_is_named(
     entry = EntryPoint("mine", "hung_algorithms", "rlcli.algorithms")
     monkeypatch.setattr("rlcli.algorithms.function_registry.entry_points", lambda group: [entry])
     load_plugins.cache_clear()
-    said = error_of(capsys, "recipes", "explain", "algorithm.loss")
+    message = error_of(capsys, "recipes", "explain", "algorithm.loss")
     load_plugins.cache_clear()
-    assert f"the package of algorithms 'mine' (hung_algorithms) {says}" in said
+    assert f"the package of algorithms 'mine' (hung_algorithms) {says}" in message
 
 
 @WAYS
@@ -82,9 +82,9 @@ def test_a_dataset_is_named(
     code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(monkeypatch, CONVERTERS, tmp_path, code, f"dataset_{len(code)}")
-    said = error_of(capsys, "prep", "mine", "--out", str(tmp_path / "out"))
-    assert "the dataset 'mine' (local, dataset_" in said
-    assert f"{says}; see what it does when it is imported, or remove that package" in said
+    message = error_of(capsys, "prep", "mine", "--out", str(tmp_path / "out"))
+    assert "the dataset 'mine' (local, dataset_" in message
+    assert f"{says}; see what it does when it is imported, or remove that package" in message
 
 
 @WAYS
@@ -103,9 +103,9 @@ def test_a_verifier_that_is_shown_is_named(
     publish(monkeypatch, VERIFIERS, tmp_path, code, f"verifiers_{len(code)}")
     file = tmp_path / f"verifiers_{len(code)}.py"
     for name in ("mine", f"{file}:verify"):
-        said = error_of(capsys, "verifiers", "show", name)
-        assert f"the verifier '{name}' " in said
-        assert says in said
+        message = error_of(capsys, "verifiers", "show", name)
+        assert f"the verifier '{name}' " in message
+        assert says in message
 
 
 def test_a_file_is_tried_once_and_in_workers_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

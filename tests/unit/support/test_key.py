@@ -11,7 +11,7 @@ from rlcli.support.server_key import RequireKey
 
 
 def asked(app: RequireKey, path: str, *headers: tuple[bytes, bytes], kind: str = "http") -> list[dict[str, Any]]:
-    """What the app sends to a request."""
+    """The response of the app to a request."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a program leaves behind ends with it, whatever that does. Hostile processes end by themselves in a minute."""
+"""Processes that a program leaves behind end with it, whatever they try. Hostile processes exit within a minute."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def hostile(tmp_path: Path) -> Iterator[list[str]]:
 
 def living(file: Path) -> list[int]:
     """The processes that run a program, without zombies."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words, stat = (folder / "cmdline").read_bytes().split(b"\0"), (folder / "stat").read_text()
@@ -141,8 +141,8 @@ def living(file: Path) -> list[int]:
             continue
         runs_it = str(file).encode() in words and str(owned_main.__file__).encode() not in words
         if runs_it and stat.rpartition(")")[2].split()[0] != "Z":
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 @contextlib.contextmanager
@@ -165,7 +165,7 @@ def await_end(program: Path) -> None:
 
 
 LEAVES = {"session": 1, "daemon": 1, "family": 2, "stopped": 1, "flees": 1}
-"""What a program leaves, and the number of its processes."""
+"""Processes that a program leaves, and the number of its processes."""
 
 
 @pytest.mark.parametrize("leaves", LEAVES)

@@ -32,13 +32,13 @@ GIB = 1 << 30
 
 
 def make_socket(path: Path) -> None:
-    here = Path.cwd()
+    working_folder = Path.cwd()
     os.chdir(path.parent)  # a socket's whole path would be too long
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
     finally:
-        os.chdir(here)
+        os.chdir(working_folder)
 
 
 def make_sparse(path: Path, size: int = 10 * GIB) -> None:

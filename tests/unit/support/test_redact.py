@@ -65,14 +65,14 @@ def test_no_secret_is_printed_with_an_error(
 
     monkeypatch.setattr(app, "app", fails)
     assert app.run(["list"]) == 2
-    said = capsys.readouterr().err
-    assert "error: *** ***" in said
-    assert not [secret for secret in secrets if secret in said]
+    stderr = capsys.readouterr().err
+    assert "error: *** ***" in stderr
+    assert not [secret for secret in secrets if secret in stderr]
 
 
 def test_no_secret_is_among_the_variables_that_ray_is_told(secrets: list[str]) -> None:
-    found = worker_environment(Pool(1, "cpu", 1), os.environ)
-    assert not set(secrets) & set(found.values())
+    environment = worker_environment(Pool(1, "cpu", 1), os.environ)
+    assert not set(secrets) & set(environment.values())
 
 
 def test_short_values_and_other_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_short_values_and_other_names_stay(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_sandbox_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "http://me:hunter2@host:8080")
-    for asked in ("", "https://me:hunter2@host"):
+    for address in ("", "https://me:hunter2@host"):
         with pytest.raises(SetupError, match="the sandbox's address holds a password") as raised:
-            backend_name(asked)
+            backend_name(address)
         assert "hunter2" not in str(raised.value)
 
 
@@ -97,10 +97,10 @@ def test_what_is_cut_off_at_the_bound_shows_no_part_of_a_secret(
     for part in (b"x" * 990 + secrets[0][:5].encode(), secrets[0][5:].encode() + b"\n", b"more\n" * 10):
         os.write(output.fd, part)
     output.close()
-    said = (tmp_path / "log").read_text()
-    assert said.startswith("x" * 990 + "***\nmore\n")
-    assert "plant" not in said
-    assert said.endswith("dropped\n")
+    log = (tmp_path / "log").read_text()
+    assert log.startswith("x" * 990 + "***\nmore\n")
+    assert "plant" not in log
+    assert log.endswith("dropped\n")
 
 
 def test_output_to_what_is_no_text_file_is_redacted_too(secrets: list[str]) -> None:
@@ -137,8 +137,8 @@ def test_no_secret_is_printed_whatever_prints_it(words: list[str], secrets: list
     assert done.returncode == 1
     assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
     assert done.stdout == "out *** http://data@host\n"
-    for said in ("err *** http://***@host", "logged ***", "warned ***", "ValueError: raised ***"):
-        assert said in done.stderr
+    for line in ("err *** http://***@host", "logged ***", "warned ***", "ValueError: raised ***"):
+        assert line in done.stderr
     assert ("Traceback" in done.stderr) == ("--debug" in words)
 
 
@@ -160,11 +160,11 @@ def test_verifiers_see_no_secret_of_hub_or_trackers(
     expression = str(parse(f"{tmp_path}/mine.py:verify").located())
     with ScoringPool(1, 60.0, [expression], log=tmp_path / "log") as pool:
         detail = pool.submit(expression, VerifyRequest("1", "1")).result().detail
-    said = (tmp_path / "log").read_text()
-    assert "imported" in said
-    assert "verified ***" in said, "its own endpoint's key, which it may use and not print"
-    assert str(tmp_path / "hub") in said
-    assert not [secret for secret in secrets if secret in said]
+    log = (tmp_path / "log").read_text()
+    assert "imported" in log
+    assert "verified ***" in log, "its own endpoint's key, which it may use and not print"
+    assert str(tmp_path / "hub") in log
+    assert not [secret for secret in secrets if secret in log]
     assert detail.startswith("ValueError: ")
     assert not [secret for secret in secrets if secret in detail]
 

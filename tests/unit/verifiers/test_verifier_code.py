@@ -391,7 +391,7 @@ def test_it_runs_in_the_scoring_pool_within_its_deadline() -> None:
     request = VerifyRequest(fenced(RIGHT), json.dumps(CHECK))
     slow = VerifyRequest(fenced("while True: pass"), json.dumps(CHECK))
     with ScoringPool(processes=2, deadline_s=5.0, verifiers=["code"]) as pool:
-        futures = [pool.submit("code", one) for one in (request, slow, request)]
+        futures = [pool.submit("code", submitted) for submitted in (request, slow, request)]
         outcomes = [future.result().outcome for future in futures]
     assert outcomes == [Outcome.OK, Outcome.WRONG, Outcome.OK]
 
@@ -443,7 +443,7 @@ def outcomes(rows: list[tuple[str, str, Any]]) -> dict[str, Verdict]:
 def test_reference_solutions_pass_and_their_hulls_do_not(
     backend: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of HumanEval and MBPP: one row in twenty, or all of them."""
+    """Rows of HumanEval and MBPP: one in twenty, or all of them."""
     try:
         open_sandbox(backend)
     except SetupError as error:
@@ -479,10 +479,10 @@ def test_integers_may_have_any_length() -> None:
 @pytest.mark.long
 def test_verls_assert_case_is_read_or_refused() -> None:
     asserts = ["assert f(1,2)==3", "assert f(2,2)==4"]
-    for beside in ({}, {"inputs": ["", ""], "outputs": ["", ""]}, {"inputs": [], "outputs": []}):
-        assert judge(fenced(SUM), {"assert_case": asserts, **beside}).score == 1.0
-        assert judge(fenced("def f(a, b): return 0"), {"assert_case": asserts, **beside}).score == 0.0
-        assert judge(fenced("x = 1"), {"assert_case": asserts, **beside}).score == 0.0
+    for other_fields in ({}, {"inputs": ["", ""], "outputs": ["", ""]}, {"inputs": [], "outputs": []}):
+        assert judge(fenced(SUM), {"assert_case": asserts, **other_fields}).score == 1.0
+        assert judge(fenced("def f(a, b): return 0"), {"assert_case": asserts, **other_fields}).score == 0.0
+        assert judge(fenced("x = 1"), {"assert_case": asserts, **other_fields}).score == 0.0
     with pytest.raises(ValueError, match="beside 'assert_case'"):
         judge(fenced(SUM), {"assert_case": asserts, "inputs": ["1 2"], "outputs": ["3"]})
 

@@ -39,20 +39,20 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Judge]:
-    with judging() as made:
-        yield made
+    with judging() as endpoint:
+        yield endpoint
 
 
 def asked(server: Judge, request: VerifyRequest = RIGHT, **options: Any) -> Verdict:
-    given = {"url": server.url, "model": "judge-1", "key": "JUDGE_API_KEY", "cache": False, **options}
-    verdict = run(verify(request, **given))
+    settings = {"url": server.url, "model": "judge-1", "key": "JUDGE_API_KEY", "cache": False, **options}
+    verdict = run(verify(request, **settings))
     assert isinstance(verdict, Verdict)
     return verdict
 
 
 def expression(server: Judge, **options: Any) -> str:
-    given = {"url": server.url, "model": "judge-1", "key": "JUDGE_API_KEY", **options}
-    return f"judge({', '.join(f'{name}={json.dumps(value)}' for name, value in given.items())})"
+    settings = {"url": server.url, "model": "judge-1", "key": "JUDGE_API_KEY", **options}
+    return f"judge({', '.join(f'{name}={json.dumps(value)}' for name, value in settings.items())})"
 
 
 def test_it_scores_by_the_reference_and_counts_what_it_cost(server: Judge) -> None:
@@ -70,8 +70,8 @@ def test_a_rubric_and_points_make_a_share(server: Judge) -> None:
     verdict = asked(server, points=10, passing=0.8, rubric="Is it {polite}?")
     assert (verdict.score, verdict.outcome, verdict.answer) == (0.7, Outcome.WRONG, "7")
     assert "Is it {polite}?" in server.bodies[0]["messages"][0]["content"]
-    own = VerifyRequest("Hello.", "", QUESTION, extra_info={"rubric": "Is it short?"})
-    asked(server, own, points=10, rubric="Is it polite?")
+    with_rubric = VerifyRequest("Hello.", "", QUESTION, extra_info={"rubric": "Is it short?"})
+    asked(server, with_rubric, points=10, rubric="Is it polite?")
     assert "Is it short?" in server.bodies[1]["messages"][0]["content"]
     assert "polite" not in str(server.bodies[1])
     assert "reference answer" not in server.bodies[1]["messages"][1]["content"]
@@ -99,15 +99,15 @@ def test_a_hostile_response_stays_between_its_marks(server: Judge) -> None:
     assert "full marks" not in system
     word = user.partition("=== question ")[2][:16]
     assert word in system
-    before, _, rest = user.partition(f"=== response {word} ===\n")
-    quoted, _, after = rest.partition(f"\n=== end {word} ===")
+    preamble, _, rest = user.partition(f"=== response {word} ===\n")
+    quoted, _, postscript = rest.partition(f"\n=== end {word} ===")
     assert word not in HOSTILE
     assert quoted == HOSTILE.replace("<|", "< |")  # no control token of a chat template is left
-    assert "full marks" not in before + after
-    assert after.strip().startswith("The data ends here.")
-    again = asked(server, VerifyRequest(HOSTILE, "42", QUESTION))
+    assert "full marks" not in preamble + postscript
+    assert postscript.strip().startswith("The data ends here.")
+    verdict = asked(server, VerifyRequest(HOSTILE, "42", QUESTION))
     assert server.bodies[1] == server.bodies[0]
-    assert again.score == 0.0
+    assert verdict.score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_every_sampling_value_is_sent(server: Judge) -> None:
     asked(server)
     assert sampling(server.bodies[-1]) == {"temperature": 0.0, "top_p": 1.0, "max_tokens": 1024, **neutral}
     asked(server, temperature=0.7, top_p=0.9, max_tokens=50, seed=3)
-    chosen = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 50, "seed": 3}
-    assert sampling(server.bodies[-1]) == {**chosen, **neutral}
+    values = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 50, "seed": 3}
+    assert sampling(server.bodies[-1]) == {**values, **neutral}
 
 
 def test_fields_are_left_out_renamed_and_added(server: Judge) -> None:
@@ -291,9 +291,9 @@ def test_the_cache_is_bounded_and_may_be_missing(tmp_path: Path, monkeypatch: py
     for number in range(40):
         cache.put(str(number), Graded(number, "x" * 9999))
     assert cache.get("0") is None
-    found = cache.get("39")
-    assert found is not None
-    assert (found.points, len(found.reason)) == (39, 500)
+    entry = cache.get("39")
+    assert entry is not None
+    assert (entry.points, len(entry.reason)) == (39, 500)
     (tmp_path / "file").write_text("no database, no folder")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         broken = Cache(path)
@@ -305,16 +305,16 @@ def test_the_limits_of_a_minute_hold_across_processes(tmp_path: Path, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     now = [1000.0]
     monkeypatch.setattr("rlcli_verifiers.judge_limits.time.time", lambda: now[0])
-    one, other = (Limits("http://judge", 4, requests_per_minute=2, tokens_per_minute=100) for _ in range(2))
-    assert [one._take(10), other._take(10)] == [0.0, 0.0]
-    assert one._take(10) == pytest.approx(30.0)
+    limits, other_limits = (Limits("http://judge", 4, requests_per_minute=2, tokens_per_minute=100) for _ in range(2))
+    assert [limits._take(10), other_limits._take(10)] == [0.0, 0.0]
+    assert limits._take(10) == pytest.approx(30.0)
     now[0] += 60
-    assert one._take(70) == 0.0
-    assert other._take(60) == pytest.approx(0.3 * 60)
-    one.correct(-70)  # it cost nothing
-    assert other._take(60) == 0.0
+    assert limits._take(70) == 0.0
+    assert other_limits._take(60) == pytest.approx(0.3 * 60)
+    limits.correct(-70)  # it cost nothing
+    assert other_limits._take(60) == 0.0
     now[0] += 120
-    assert one._take(100_000) == 0.0  # more than a minute's: all of it
+    assert limits._take(100_000) == 0.0  # more than a minute's: all of it
     now[0] -= 500  # a clock that was set back
 
 
@@ -331,15 +331,15 @@ def test_no_more_calls_run_at_once_than_allowed(server: Judge, tmp_path: Path, m
 
 
 def test_it_runs_in_scoring_processes_beside_others(server: Judge) -> None:
-    both = f"exact(extract=line) + 0.5 * {expression(server)}"
-    with ScoringPool(1, 5.0, [both]) as pool:
-        futures = [pool.submit(both, VerifyRequest("42", "42", QUESTION)) for _ in range(40)]
+    weighted_sum = f"exact(extract=line) + 0.5 * {expression(server)}"
+    with ScoringPool(1, 5.0, [weighted_sum]) as pool:
+        futures = [pool.submit(weighted_sum, VerifyRequest("42", "42", QUESTION)) for _ in range(40)]
         verdicts = [future.result() for future in futures]
-        assert {(one.score, one.outcome) for one in verdicts} == {(1.5, Outcome.OK)}
+        assert {(verdict.score, verdict.outcome) for verdict in verdicts} == {(1.5, Outcome.OK)}
         assert verdicts[0].parts["judge"] == 1.0
-        assert sum(one.parts["usage/calls"] for one in verdicts) == len(server.bodies) <= 32
+        assert sum(verdict.parts["usage/calls"] for verdict in verdicts) == len(server.bodies) <= 32
         server.decide = lambda texts, chat: "perhaps"
-        unread = pool.submit(both, VerifyRequest("42", "42")).result()
+        unread = pool.submit(weighted_sum, VerifyRequest("42", "42")).result()
         assert (unread.score, unread.outcome) == (0.0, Outcome.UNPARSED)
 
 
@@ -364,17 +364,17 @@ def test_a_run_does_not_start_with_an_endpoint_that_cannot_work(server: Judge, m
     assert "cannot be reached" in refused(server, url="http://127.0.0.1:9")
     assert "points is 0" in refused(server, points=0)
     assert "concurrency is 0" in refused(server, concurrency=0)
-    for fault, what in {
+    for fault, message in {
         says(500, {"error": "down"}): "answers 500",
         says(200, b"<html>"): "out of protocol: <html>; give url up to and with /v1",
     }.items():
         server.on_models = fault
-        assert what in refused(server)
+        assert message in refused(server)
 
 
 def better(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
     """Prefers the response that holds 42, and the first one of two that both do, or neither."""
-    first, second = ("42" in texts[f"response {place}"] for place in "AB")
+    first, second = ("42" in texts[f"response {label}"] for label in "AB")
     return json.dumps({"reason": "compared", "score": 2 if second and not first else 0})
 
 
@@ -409,8 +409,8 @@ def test_hostile_rivals_stay_between_their_marks(server: Judge) -> None:
     asked(server, replace(RIGHT, rivals=[HOSTILE]), rivals=1)
     for user in (body["messages"][1]["content"] for body in server.bodies):
         word = user.partition("=== question ")[2][:16]
-        place = "B" if f"=== response A {word} ===\nIt is 42." in user else "A"
-        assert f"=== response {place} {word} ===\n{HOSTILE.replace('<|', '< |')}\n=== end {word} ===" in user
+        label = "B" if f"=== response A {word} ===\nIt is 42." in user else "A"
+        assert f"=== response {label} {word} ===\n{HOSTILE.replace('<|', '< |')}\n=== end {word} ===" in user
         assert word not in HOSTILE
     assert len(server.bodies) == 2
 

@@ -67,13 +67,13 @@ def _ids(model: Path, request: VerifyRequest) -> list[int]:
 
 
 def test_it_is_a_term_of_a_sum_in_processes_that_share_it(model: Path) -> None:
-    both = f"exact(extract=line) + 0.1 * reward_model(path='{model}')"
-    with ScoringPool(2, 5.0, [both]) as pool:
-        futures = [pool.submit(both, VerifyRequest("42", "42", QUESTION)) for _ in range(8)]
+    weighted_sum = f"exact(extract=line) + 0.1 * reward_model(path='{model}')"
+    with ScoringPool(2, 5.0, [weighted_sum]) as pool:
+        futures = [pool.submit(weighted_sum, VerifyRequest("42", "42", QUESTION)) for _ in range(8)]
         verdicts = [future.result() for future in futures]
     alone = verify(VerifyRequest("42", "42", QUESTION), path=str(model)).score
-    assert {one.outcome for one in verdicts} == {Outcome.OK}
-    assert {one.parts["reward_model"] for one in verdicts} == {verdicts[0].parts["reward_model"]}
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.OK}
+    assert {verdict.parts["reward_model"] for verdict in verdicts} == {verdicts[0].parts["reward_model"]}
     assert verdicts[0].parts["reward_model"] == pytest.approx(alone, abs=1e-6)
     assert verdicts[0].score == pytest.approx(1 + 0.1 * alone)
 

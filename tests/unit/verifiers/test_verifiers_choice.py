@@ -158,14 +158,18 @@ def test_exact_wants_the_very_text() -> None:
     assert score("<answer>Paris</answer> no: <answer> Straße 1 </answer>.", extract="tag") == 1.0
     assert score(r"it is \boxed{Straße 1}!", extract="box") == 1.0
     assert exact.verify(VerifyRequest("it is Straße 1", "Straße 1"), extract="tag").outcome is Outcome.NO_ANSWER
-    for place, text in (("tag", "<answer>Straße 1</answer>"), ("box", r"\boxed{Straße 1}"), ("line", "Straße 1")):
-        assert score(f"<think>{text}</think>", extract=place) == 0.0
+    for answer_format, text in (
+        ("tag", "<answer>Straße 1</answer>"),
+        ("box", r"\boxed{Straße 1}"),
+        ("line", "Straße 1"),
+    ):
+        assert score(f"<think>{text}</think>", extract=answer_format) == 0.0
     with pytest.raises(ValueError, match="extract='page' is none of all, tag, line, box"):
         score("x", extract="page")
     with pytest.raises(ValueError, match="empty"):
         score("x", truth=" ")
-    for place in ("all", "tag", "line", "box"):
-        request = VerifyRequest("", "forty-two", extra_info={"answer_format": place})
+    for answer_format in ("all", "tag", "line", "box"):
+        request = VerifyRequest("", "forty-two", extra_info={"answer_format": answer_format})
         right = VerifyRequest(exact.gold(request), "forty-two", extra_info=request.extra_info)
         assert exact.verify(right).score == 1.0
 
@@ -327,7 +331,7 @@ def test_a_choice_is_read_after_a_value_in_brackets_and_in_other_languages(compl
 
 
 @pytest.mark.parametrize(
-    "after",
+    "suffix",
     [
         " which is not (B)",
         ". This is not option B",
@@ -344,8 +348,8 @@ def test_a_choice_is_read_after_a_value_in_brackets_and_in_other_languages(compl
         "?\nIs it B?",
     ],
 )
-def test_a_letter_that_the_text_after_a_box_rules_out_is_no_answer(after: str) -> None:
-    assert multiple_choice.verify(VerifyRequest(rf"\boxed{{12}}{after}", "B")).outcome is Outcome.NO_ANSWER
+def test_a_letter_that_the_text_after_a_box_rules_out_is_no_answer(suffix: str) -> None:
+    assert multiple_choice.verify(VerifyRequest(rf"\boxed{{12}}{suffix}", "B")).outcome is Outcome.NO_ANSWER
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What counts as the same mathematical answer, and what does not."""
+"""Mathematical answers that count as equal, and answers that do not."""
 
 from __future__ import annotations
 
@@ -390,12 +390,12 @@ NUMBERS = st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=10**
 @settings(max_examples=200, deadline=None)
 def test_a_number_is_read_back_from_every_form(value: Fraction, form: int) -> None:
     sign, over, under = "-" if value < 0 else "", abs(value.numerator), value.denominator
-    whole, rest = divmod(over, under)
+    integer, rest = divmod(over, under)
     text = [
         f"{sign}{over}/{under}",
         rf"{sign}\frac{{{over}}}{{{under}}}",
         rf"{sign}\dfrac {{{over}}} {{{under}}}",
-        rf"{sign}{whole}\frac{{{rest}}}{{{under}}}" if whole and rest else f"{sign}{over}/{under}",
+        rf"{sign}{integer}\frac{{{rest}}}{{{under}}}" if integer and rest else f"{sign}{over}/{under}",
     ][form]
     read = number(clean(text))
     assert read is not None

@@ -186,12 +186,12 @@ HARMLESS = ["((9^9)^9)^9", r"\sqrt[99999999]{2}", "99999999e99999999", "1e999999
 
 def test_many_hostile_answers_score_nothing_and_leave_the_pool_working(pool: ScoringPool) -> None:
     assert len(ANSWERS) >= 140
-    asked = [
+    submitted = [
         (answer, truth, pool.submit("math", VerifyRequest(rf"\boxed{{{answer}}}", truth)))
         for answer in ANSWERS
         for truth in (HOSTILE_GOLD, "42")
     ]
-    verdicts = [(answer, truth, future.result()) for answer, truth, future in asked]
+    verdicts = [(answer, truth, future.result()) for answer, truth, future in submitted]
     assert [(answer, truth) for answer, truth, verdict in verdicts if verdict.score != 0.0] == []
     crashed = [(answer, verdict.detail) for answer, _, verdict in verdicts if verdict.outcome is Outcome.CRASH]
     assert crashed == []
@@ -206,12 +206,12 @@ def test_hostile_answers_score_nothing_with_either_kind_of_integers(ground_types
     environment = {**os.environ, "SYMPY_GROUND_TYPES": ground_types, "OMP_NUM_THREADS": "1"}
     script = Path(__file__).parents[1] / "hostile_math.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
-    found = json.loads(done.stdout)
-    assert found["ground_types"] == ground_types
-    assert found["alarms"] == 0
-    assert len(found["rows"]) == 2 * len(ANSWERS)
-    assert {score for score, _, _ in found["rows"]} == {0.0}
-    assert {outcome for _, outcome, _ in found["rows"]} <= {"wrong", "no_answer"}
+    report = json.loads(done.stdout)
+    assert report["ground_types"] == ground_types
+    assert report["alarms"] == 0
+    assert len(report["rows"]) == 2 * len(ANSWERS)
+    assert {score for score, _, _ in report["rows"]} == {0.0}
+    assert {outcome for _, outcome, _ in report["rows"]} <= {"wrong", "no_answer"}
 
 
 DEADLINE_S = 10.0
@@ -219,16 +219,16 @@ DEADLINE_S = 10.0
 
 @pytest.fixture(scope="module")
 def pool() -> Any:
-    with ScoringPool(1, DEADLINE_S, ["math"]) as made:
-        yield made
+    with ScoringPool(1, DEADLINE_S, ["math"]) as scoring_pool:
+        yield scoring_pool
 
 
-@pytest.mark.parametrize("before", [r"\boxed{5}", "The answer is 5", "The answer is $5$"])
-def test_long_white_space_around_an_alternative_takes_linear_time(before: str) -> None:
+@pytest.mark.parametrize("prefix", [r"\boxed{5}", "The answer is 5", "The answer is $5$"])
+def test_long_white_space_around_an_alternative_takes_linear_time(prefix: str) -> None:
     gap = " " * 3900
     with cpu_limit():
         for between in ("", "or", ",", ", or"):
-            extract(f"{before}{gap}{between}{gap}x"[-8000:])
+            extract(f"{prefix}{gap}{between}{gap}x"[-8000:])
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_math500_gold_passes_and_neighbours_do_not() -> None:
     assert failed == []
     spaced = [row["answer"] for row in rows if not equal(row["answer"], rf"\left. {row['answer']} ")]
     assert spaced == []
-    alike = [(a["answer"], b["answer"]) for a, b in pairwise(rows) if equal(a["answer"], b["answer"])]
-    assert all(a.replace(" ", "") == b.replace(" ", "") for a, b in alike), alike
+    equal_pairs = [(a["answer"], b["answer"]) for a, b in pairwise(rows) if equal(a["answer"], b["answer"])]
+    assert all(a.replace(" ", "") == b.replace(" ", "") for a, b in equal_pairs), equal_pairs
 
 
 def test_math_test_solutions_agree_with_themselves() -> None:

@@ -14,7 +14,7 @@ from tests.unit.math_pairs import pairs
 
 @pytest.mark.parametrize("gold", dict.fromkeys(gold for gold, _, _ in pairs()), ids=lambda gold: gold[:30])
 def test_pairs_are_judged_as_a_careful_reader_does(gold: str) -> None:
-    rows = [(response, right) for one, response, right in pairs() if one == gold]
+    rows = [(response, right) for truth, response, right in pairs() if truth == gold]
     assert {right for _, right in rows} == {True, False}
     judged = [(response, verify(VerifyRequest(response, gold)).score == 1.0) for response, _ in rows]
     assert judged == rows

@@ -37,8 +37,8 @@ def test_length_with_slack_and_by_words() -> None:
 
 
 def test_a_row_may_have_its_own_target_or_none() -> None:
-    for own, score in ((4, 1.0), (2, 0.0), (None, 0.0)):
-        request = VerifyRequest("a b c d", "", extra_info={"target_length": own})
+    for target_length, score in ((4, 1.0), (2, 0.0), (None, 0.0)):
+        request = VerifyRequest("a b c d", "", extra_info={"target_length": target_length})
         assert length.verify(request, target=2, unit="words").score == score
 
 
@@ -156,9 +156,9 @@ REFUSED = (
 def with_code(value: Any, code: str) -> Any:
     """An entry with this code in place of every text, as a value and within the names of its fields' values."""
     if isinstance(value, dict):
-        return {name: with_code(one, code) for name, one in value.items()}
+        return {name: with_code(item, code) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [with_code(one, code) for one in value]
+        return [with_code(item, code) for item in value]
     return code if isinstance(value, str) else value
 
 

@@ -135,12 +135,12 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("after", PARTS)
+@pytest.mark.parametrize("suffix", PARTS)
 @pytest.mark.parametrize("mode", ["strict", "flexible"])
-def test_gsm8k_reads_no_part_of_another_number(mode: str, after: str) -> None:
-    verdict = score(f"#### 42{after}", "42", answer_format=mode)
+def test_gsm8k_reads_no_part_of_another_number(mode: str, suffix: str) -> None:
+    verdict = score(f"#### 42{suffix}", "42", answer_format=mode)
     assert verdict.outcome is not Outcome.OK, verdict
-    assert score(f"#### 5{after}", "5", answer_format=mode).outcome is not Outcome.OK
+    assert score(f"#### 5{suffix}", "5", answer_format=mode).outcome is not Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ def test_the_list_names_each_verifier_with_its_source() -> None:
     cli.add_typer(app, name="verifiers")
     done = CliRunner().invoke(cli, ["verifiers", "list", "--json"])
     assert done.exit_code == 0, done.output
-    found = {verifier["name"]: verifier for verifier in json.loads(done.output)}
-    assert {"math", "gsm8k", "format"} <= set(found)
-    assert found["gsm8k"]["source"].startswith("rlcli ")
-    assert found["gsm8k"]["summary"].startswith("The number after the last ####")
+    verifiers = {verifier["name"]: verifier for verifier in json.loads(done.output)}
+    assert {"math", "gsm8k", "format"} <= set(verifiers)
+    assert verifiers["gsm8k"]["source"].startswith("rlcli ")
+    assert verifiers["gsm8k"]["summary"].startswith("The number after the last ####")
     assert "gsm8k" in CliRunner().invoke(cli, ["verifiers", "list"]).output
 
 

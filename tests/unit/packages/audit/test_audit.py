@@ -23,14 +23,14 @@ FAULTY = Path(__file__).parents[2] / "audited_verifiers.py"
 ALL = Options(mutations=0, deadline_s=20.0)
 
 
-def sums(folder: Path, truths: Sequence[str] = ("1234", "-17", "40"), **kept: Any) -> Path:
+def sums(folder: Path, truths: Sequence[str] = ("1234", "-17", "40"), **fields: Any) -> Path:
     rows = [
         row(
             data_source="sums",
             messages=[{"role": "user", "content": "What is the sum?"}],
-            verifier=kept.get("style", "gsm8k"),
+            verifier=fields.get("style", "gsm8k"),
             ground_truth=truth,
-            extra_info={"response": kept.get("response", "So it is\n#### {}").format(truth)},
+            extra_info={"response": fields.get("response", "So it is\n#### {}").format(truth)},
         )
         for truth in truths
     ]
@@ -90,14 +90,14 @@ def test_a_fault_fails_the_audit_and_is_named(tmp_path: Path, name: str, group: 
     report = faulty(name, boxed(tmp_path))
     assert not report.passed
     assert kinds <= missed(report, group)
-    assert kinds <= {one.kind for one in report.surprises}
+    assert kinds <= {surprise.kind for surprise in report.surprises}
 
 
 @pytest.mark.long
 def test_a_gold_answer_that_is_refused_fails_and_its_row_is_named(tmp_path: Path) -> None:
     report = audit("gsm8k", sums(tmp_path, response="So it is {}, I say"), ALL)
     assert report.faults == ["3 of 6 gold answers not accepted"]
-    assert {(one.row, one.kind) for one in report.surprises if one.group is Group.GOLD} == {
+    assert {(surprise.row, surprise.kind) for surprise in report.surprises if surprise.group is Group.GOLD} == {
         (number, "the row's response") for number in range(3)
     }
     report = faulty("strict_beyond_reason", boxed(tmp_path))
@@ -118,7 +118,7 @@ def test_a_kind_that_times_out_over_and_over_is_given_up(tmp_path: Path) -> None
     report = faulty("hangs_on_powers", data, dataclasses.replace(ALL, deadline_s=0.2, mutations=30))
     tower = next(tally for tally in report.tallies if tally.kind == "power tower")
     assert tower.failed == tower.tried
-    assert any(one.detail.startswith(OVERRAN) for one in report.surprises)
+    assert any(surprise.detail.startswith(OVERRAN) for surprise in report.surprises)
     assert not report.passed
 
 
@@ -223,14 +223,14 @@ def test_the_page_shows_what_a_model_says_as_text(tmp_path: Path) -> None:
     attack = '<script>alert("x")</script><img src=x onerror=alert(1)>\u202e$style\0'
     report = audit("gsm8k", sums(tmp_path, response=attack + "{}"), ALL)
     assert not report.passed
-    made = page(dataclasses.replace(report, verifier="<b>gsm8k</b>", notes=(attack,)))
-    assert "<script" not in made
-    assert "<img" not in made
-    assert "<b>gsm8k" not in made
-    assert "&lt;script&gt;" in made
-    assert "\u202e" not in made
-    assert "http" not in made.replace("http-equiv", "")
-    assert ">Fail<" in made
+    html = page(dataclasses.replace(report, verifier="<b>gsm8k</b>", notes=(attack,)))
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<b>gsm8k" not in html
+    assert "&lt;script&gt;" in html
+    assert "\u202e" not in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert ">Fail<" in html
     write_page(tmp_path / "new" / "audit.html", report)
     assert (tmp_path / "new" / "audit.html").read_text() == page(report)
 

@@ -78,7 +78,7 @@ def test_labelled_responses_show_agreement(capsys: pytest.CaptureFixture[str], t
     file = tmp_path / "labelled.jsonl"
     rows = [("It is 42", True), ("forty-two", True), ("It is 41", False), ("It is 40", False)]
     fields = [{"prompt": "6 × 7?", "completion": text, "ground_truth": "42", "label": label} for text, label in rows]
-    file.write_text("".join(json.dumps(one) + "\n" for one in fields))
+    file.write_text("".join(json.dumps(record) + "\n" for record in fields))
     with judging() as server:
         report, _ = audited(capsys, server, file, "--json", expect=1)
         assert report["agreement"] == 0.75  # it does not read words
@@ -102,7 +102,7 @@ def comparing(takes_the_first: bool) -> Callable[[dict[str, str], list[dict[str,
     """A judge of pairs that finds the reference answer, or one that takes whatever comes first."""
 
     def decide(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
-        first, second = (texts["reference answer"] in texts[f"response {place}"] for place in "AB")
+        first, second = (texts["reference answer"] in texts[f"response {letter}"] for letter in "AB")
         points = 0 if takes_the_first else 1 + second - first
         return json.dumps({"reason": "compared", "score": points})
 

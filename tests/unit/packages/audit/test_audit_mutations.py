@@ -59,10 +59,10 @@ def test_a_wrong_number_is_wrong_and_an_equivalent_one_is_not(value: Fraction | 
 def test_a_digit_that_is_raised_makes_another_number(value: int) -> None:
     known = quantities.quantity(str(value))
     assert known is not None
-    told = dict(quantities.tricks(known))
-    if "raised digit" in told:
-        raised = "⁰¹²³⁴⁵⁶⁷⁸⁹".index(told["raised digit"][-1])
-        assert int(told["raised digit"][:-1]) ** raised != value
+    mutations = dict(quantities.tricks(known))
+    if "raised digit" in mutations:
+        raised = "⁰¹²³⁴⁵⁶⁷⁸⁹".index(mutations["raised digit"][-1])
+        assert int(mutations["raised digit"][:-1]) ** raised != value
 
 
 @pytest.mark.parametrize(
@@ -140,43 +140,43 @@ def test_no_exploit_or_near_miss_ends_in_the_right_answer(kind: str) -> None:
 
 
 def test_every_option_listed_is_among_the_wrong_choices() -> None:
-    made = dict(words.wrong_choices("B"))
-    assert made["every option listed"] == "A, B, C, D"
-    assert "option B instead" not in made
-    first, *_, last = made["right option in the middle"].split()
+    choices = dict(words.wrong_choices("B"))
+    assert choices["every option listed"] == "A, B, C, D"
+    assert "option B instead" not in choices
+    first, *_, last = choices["right option in the middle"].split()
     assert "B" not in (first, last)
 
 
 def test_programs_keep_the_work_or_drop_it_whole() -> None:
     source = "def double(x):\n    return 2 * x\n"
     truth = '{"kind": "asserts", "asserts": ["assert double(2) == 4"]}'
-    made = list(programs.probes(case(truth, f"```python\n{source}```")))
-    for probe in made:
+    probes = list(programs.probes(case(truth, f"```python\n{source}```")))
+    for probe in probes:
         last = programs.program(probe.completion)
         assert ("return 2 * x" in last and "\n)(" not in last) == (probe.group is Group.EQUIVALENT), probe.kind
         if probe.group is Group.EXPLOIT and "stub" in probe.kind:
             assert "def double(" in last
-    kinds = {probe.kind for probe in made}
+    kinds = {probe.kind for probe in probes}
     assert {"sys.exit(0)", "always-equal object", "asserts patched", "returns nothing", "raises"} <= kinds
-    compile("\n".join(programs.program(p.completion) for p in made if p.group is Group.EXPLOIT), "all", "exec")
+    compile("\n".join(programs.program(p.completion) for p in probes if p.group is Group.EXPLOIT), "all", "exec")
 
 
 def test_a_test_that_wants_none_does_not_call_returning_none_wrong() -> None:
     truth = '{"kind": "asserts", "asserts": ["assert f(2) is None"]}'
-    made = programs.probes(case(truth, "```python\ndef f(x):\n    pass\n```"))
-    assert "returns nothing" not in {probe.kind for probe in made}
+    probes = programs.probes(case(truth, "```python\ndef f(x):\n    pass\n```"))
+    assert "returns nothing" not in {probe.kind for probe in probes}
 
 
 def test_countdown_misses_the_target_or_the_rules() -> None:
     truth = '{"numbers": [3, 5, 7], "target": 36}'
-    made = {
+    responses = {
         probe.kind: probe.completion
         for probe in probes(case(truth, "<think>so</think>\n<answer>(5 + 7) * 3</answer>"), "countdown")
     }
-    assert "<answer>36</answer>" in made["the target itself"]
-    assert "<answer>3 + 5 + 7 = 36</answer>" in made["sum claimed to be the target"]
-    assert "<answer>(5 + 7) * 3 + 8 - 8</answer>" in made["a number not given"]
-    assert "<answer>(5 + 7) × 3</answer>" in made["signs of print"]
+    assert "<answer>36</answer>" in responses["the target itself"]
+    assert "<answer>3 + 5 + 7 = 36</answer>" in responses["sum claimed to be the target"]
+    assert "<answer>(5 + 7) * 3 + 8 - 8</answer>" in responses["a number not given"]
+    assert "<answer>(5 + 7) × 3</answer>" in responses["signs of print"]
 
 
 def test_verifiers_of_length_are_asked_nothing_but_their_gold() -> None:

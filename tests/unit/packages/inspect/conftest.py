@@ -20,8 +20,8 @@ def browser() -> Iterator[Any]:
 def visit(browser: Any) -> Iterator[Any]:
     visitors: list[Visitor] = []
 
-    def visit(origin: str, **more: Any) -> Visitor:
-        visitors.append(Visitor(browser, origin, **more))
+    def visit(origin: str, **options: Any) -> Visitor:
+        visitors.append(Visitor(browser, origin, **options))
         return visitors[-1]
 
     yield visit

@@ -53,12 +53,12 @@ def rows_of(
     for prompt in range(PROMPTS):
         answer = rng.randint(10, 99)
         for sample in range(SAMPLES):
-            drawn, write = rng.random(), guess
+            draw, write = rng.random(), guess
             for behaviour, first, last in behaviours.values():
                 share = first + (last - first) * min(1.0, 1.2 * (step - 1) / (STEPS - 1))
-                if 0 <= drawn < share:
+                if 0 <= draw < share:
                     write = behaviour
-                drawn -= share
+                draw -= share
             response = write(answer, rng)
             value = score(response, answer)
             rows.append(

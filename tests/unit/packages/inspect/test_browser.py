@@ -138,15 +138,15 @@ def test_a_report_filters_like_the_server(
 ) -> None:
     monkeypatch.setattr(sample_queries, "ANSWER_S", 600.0)  # a busy machine must not cut the server's answer
     api, page = Api([RunData(folder)]), visit(report).open("overview")
-    for given in (
+    for query in (
         {"outcome": "wrong", "last": "2"},
         {"text": "#### 9"},
         {"high": "0.5"},
         {"left_out": "1"},
         {"tokens": "1"},
     ):
-        ours = api.answer("samples", given)
-        theirs = page.evaluate("given => R.source.ask('samples', {run: 0, ...given})", given)
+        ours = api.answer("samples", query)
+        theirs = page.evaluate("given => R.source.ask('samples', {run: 0, ...given})", query)
         keys = ("step", "prompt_id", "sample", "response", "advantage", "tokens", "prompt")
         assert [[row.get(key) for key in keys] for row in theirs["rows"]] == [
             [row[key] for key in keys] for row in ours["rows"]
@@ -263,9 +263,9 @@ def test_what_the_policy_did_not_draw_is_dimmed(visit: Any, report: str) -> None
     roles = page.eval_on_selector_all(
         ".message", "all => all.map(one => [one.className, one.querySelector('b').textContent])"
     )
-    drawn = [name for kind, name in roles if "drawn" in kind]
+    sampled_roles = [name for kind, name in roles if "drawn" in kind]
     assert [name for _, name in roles] == ["System", "User", "Model", "Tool", "Model"]
-    assert drawn == ["Model", "Model"]
+    assert sampled_roles == ["Model", "Model"]
     rewards = page.locator(".message.drawn header").all_inner_texts()
     assert all("turn reward" in text for text in rewards), rewards
     assert "calculator" in page.inner_text(".call")
@@ -332,7 +332,7 @@ def test_hostile_text_executes_nothing_and_stays_readable(visit: Any, tmp_path: 
         texts={(1, 0, 0): HOSTILE, (1, 0, 1): long, (1, 0, 2): "</script><!--<script>" + HOSTILE},
         warning=HOSTILE,
     )
-    place = "step=1&prompt=sums%2F0"
+    group_query = "step=1&prompt=sums%2F0"
     written = write_report([RunData(folder)], tmp_path / "out")
     with served(folder) as url:
         for origin in (url_of(written.path), url):
@@ -340,9 +340,9 @@ def test_hostile_text_executes_nothing_and_stays_readable(visit: Any, tmp_path: 
             for where in (
                 "overview",
                 "samples",
-                f"group?{place}",
-                f"sample?{place}",
-                f"sample?{place}&sample=2",
+                f"group?{group_query}",
+                f"sample?{group_query}",
+                f"sample?{group_query}&sample=2",
                 "time",
             ):
                 page = visitor.open(where)
@@ -351,11 +351,11 @@ def test_hostile_text_executes_nothing_and_stays_readable(visit: Any, tmp_path: 
                 assert not overflows(page), where
                 assert page.locator("main img, main svg, main script, main b > script").count() == 0
             assert "<script>window.broken = 1</script>" in page.evaluate("document.title") or "<b>run" in page.title()
-            page = visitor.open(f"sample?{place}")
+            page = visitor.open(f"sample?{group_query}")
             shown = page.locator(".message.drawn .prose").inner_text()
             assert shown.startswith("<script>window.broken = 1</script></script><img")
             assert "⟨U+2028⟩⟨U+2029⟩⟨U+202E⟩evil⟨U+202C⟩⟨U+0000⟩⟨U+001B⟩[31m{{data}}" in shown
-            page = visitor.open(f"sample?{place}&sample=1")
+            page = visitor.open(f"sample?{group_query}&sample=1")
             page.click(".message.drawn button.more")
             assert page.locator(".message.drawn .prose").evaluate("one => one.textContent.length") >= 40_000
             assert not overflows(page)

@@ -23,7 +23,7 @@ from rlcli.types import Outcome, Prompt, Verdict
 
 
 def make_run(
-    place: Path,
+    path: Path,
     rewards: list[float],
     evaluations: Mapping[int, Mapping[int, str]],
     recipe: str = "grpo",
@@ -31,7 +31,7 @@ def make_run(
     question: str = "{}+1=",
 ) -> Path:
     """evaluations: step → prompt → a letter a sample, r right or w wrong."""
-    with RunFolder.create(place) as folder:
+    with RunFolder.create(path) as folder:
         folder.write_config(dump_toml(resolve(recipe, {"train.steps": len(rewards)}, list(sets))))
         for step, reward in enumerate(rewards, 1):
             line = {"step": step, "reward/mean": reward, "rollout/generated": 4, "response_tokens/mean": 2.5 * step}
@@ -41,7 +41,7 @@ def make_run(
                 sample_row(
                     Prompt(f"sums:test:{n}", ({"role": "user", "content": question.format(n)},), "", "", "", str(n)),
                     sample,
-                    f"{place.name} is \x1b[31m{letter}",
+                    f"{path.name} is \x1b[31m{letter}",
                     Verdict(float(letter == "r"), Outcome.OK if letter == "r" else Outcome.WRONG),
                     prompt_tokens=4,
                     response_tokens=2,
@@ -53,7 +53,7 @@ def make_run(
             write_samples(folder.evaluations / f"step-{step:06d}" / "rank-0.parquet", step, rows)
             folder.write_evaluation(step, {"headline": "", "pass": {"pass@1": {"mean": 0.5}}})
         folder.event("finished", step=len(rewards))
-    return place
+    return path
 
 
 @pytest.fixture
@@ -66,26 +66,26 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def curve(found: Comparison, title: str, x: str) -> dict[str, list[list[float]]]:
-    one = next(c for c in found.as_dict()["curves"] if (c["title"], c["x"]) == (title, x))
-    return {series["run"]: series["points"] for series in one["series"]}
+def curve(comparison: Comparison, title: str, x: str) -> dict[str, list[list[float]]]:
+    match = next(c for c in comparison.as_dict()["curves"] if (c["title"], c["x"]) == (title, x))
+    return {series["run"]: series["points"] for series in match["series"]}
 
 
 def test_curves_by_step_by_tokens_and_by_seconds(runs: tuple[Path, Path]) -> None:
-    found = compare(*runs)
-    assert curve(found, "Reward", "step") == {
+    comparison = compare(*runs)
+    assert curve(comparison, "Reward", "step") == {
         "a": [[1, 0.0], [2, 0.5], [3, 0.75]],
         "b": [[1, 0.25], [2, 0.5], [3, 1.0], [4, 1.0]],
     }
-    assert curve(found, "Reward", "tokens")["a"] == [[10, 0.0], [30, 0.5], [60, 0.75]]
-    assert curve(found, "Reward", "seconds")["a"] == [[2, 0.0], [5, 0.5], [7, 0.75]]
-    assert not any(one.title == "Entropy in nats" for one in found.curves)
+    assert curve(comparison, "Reward", "tokens")["a"] == [[10, 0.0], [30, 0.5], [60, 0.75]]
+    assert curve(comparison, "Reward", "seconds")["a"] == [[2, 0.0], [5, 0.5], [7, 0.75]]
+    assert not any(c.title == "Entropy in nats" for c in comparison.curves)
 
 
 def test_evaluations_of_the_same_step_are_paired_by_prompt(runs: tuple[Path, Path]) -> None:
-    found = compare(*runs).as_dict()
-    last = next(one for one in found["evaluations"] if one["step"] == 3 and one["metric"] == "pass@1")
-    assert {one["step"] for one in found["evaluations"]} == {0, 3}
+    comparison = compare(*runs).as_dict()
+    last = next(row for row in comparison["evaluations"] if row["step"] == 3 and row["metric"] == "pass@1")
+    assert {row["step"] for row in comparison["evaluations"]} == {0, 3}
     assert (last["prompts"], last["a"]["mean"], last["b"]["mean"], last["difference"]["mean"]) == (
         4,
         0.625,
@@ -97,30 +97,30 @@ def test_evaluations_of_the_same_step_are_paired_by_prompt(runs: tuple[Path, Pat
 
 
 def test_changed_prompts_have_both_responses_of_the_usual_outcome(runs: tuple[Path, Path]) -> None:
-    found = compare(*runs).as_dict()["changed"]
-    assert [(one["prompt_id"], one["difference"]) for one in found] == [
+    comparison = compare(*runs).as_dict()["changed"]
+    assert [(row["prompt_id"], row["difference"]) for row in comparison] == [
         ("sums:test:2", 1.0),
         ("sums:test:1", 0.5),
         ("sums:test:3", -0.5),
     ]
-    assert found[0]["prompt"] == "2+1="
-    assert found[0]["a"] == {"pass_rate": 0.0, "response": "a is \x1b[31mw", "score": 0.0}
-    assert found[2]["b"] == {"pass_rate": 0.5, "response": "b is \x1b[31mr", "score": 1.0}
+    assert comparison[0]["prompt"] == "2+1="
+    assert comparison[0]["a"] == {"pass_rate": 0.0, "response": "a is \x1b[31mw", "score": 0.0}
+    assert comparison[2]["b"] == {"pass_rate": 0.5, "response": "b is \x1b[31mr", "score": 1.0}
 
 
 def test_the_configuration_is_the_keys_that_differ(runs: tuple[Path, Path]) -> None:
-    config = {one["key"]: (one["a"], one["b"]) for one in compare(*runs).as_dict()["config"]}
+    config = {row["key"]: (row["a"], row["b"]) for row in compare(*runs).as_dict()["config"]}
     assert config == {"train.lr": (1e-6, 0.5), "train.steps": (3, 4)}
 
 
 def test_runs_of_different_data_are_compared_as_far_as_it_goes(runs: tuple[Path, Path], tmp_path: Path) -> None:
     sets = ("data.path=elsewhere", 'verifier.name="math"')
     other = make_run(tmp_path / "c", [0.5, 0.5], {3: {0: "rr", 1: "rr"}}, "rloo", sets, question="{}-1=")
-    found = compare(runs[0], other)
-    assert found.evaluations == []
-    assert found.changed == []
-    assert len(curve(found, "Reward", "step")) == 2
-    notes = " · ".join(found.notes)
+    comparison = compare(runs[0], other)
+    assert comparison.evaluations == []
+    assert comparison.changed == []
+    assert len(curve(comparison, "Reward", "step")) == 2
+    notes = " · ".join(comparison.notes)
     assert "train on different data" in notes
     assert "different verifiers (auto; math)" in notes
     assert "prompts with the same id differ" in notes
@@ -128,20 +128,20 @@ def test_runs_of_different_data_are_compared_as_far_as_it_goes(runs: tuple[Path,
 
 def test_without_a_common_step_the_last_evaluations_are_paired(runs: tuple[Path, Path], tmp_path: Path) -> None:
     other = make_run(tmp_path / "c", [0.5], {7: {0: "wr", 3: "ww"}})
-    found = compare(runs[0], other).as_dict()
-    assert {(one["step"], one["step_b"]) for one in found["evaluations"]} == {(3, 7)}
-    assert any("after step 3 of A, step 7 of B" in note for note in found["notes"])
+    comparison = compare(runs[0], other).as_dict()
+    assert {(row["step"], row["step_b"]) for row in comparison["evaluations"]} == {(3, 7)}
+    assert any("after step 3 of A, step 7 of B" in note for note in comparison["notes"])
     longer = make_run(tmp_path / "d", [0.5], {0: {0: "ww"}, 7: {0: "wr", 3: "ww"}})
-    assert {one.steps for one in compare(runs[0], longer).evaluations} == {(0, 0), (3, 7)}
+    assert {row.steps for row in compare(runs[0], longer).evaluations} == {(0, 0), (3, 7)}
 
 
 def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     (runs[0] / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
     (runs[0] / "evaluations" / "step-000003" / "rank-0.parquet").write_bytes(b"PAR1 broken")
-    found = compare(*runs)
-    assert curve(found, "Reward", "step")["a"] == [[1, 0.5]]
-    assert {one.steps for one in found.evaluations} == {(0, 0)}
-    truncated, note = found.notes
+    comparison = compare(*runs)
+    assert curve(comparison, "Reward", "step")["a"] == [[1, 0.5]]
+    assert {row.steps for row in comparison.evaluations} == {(0, 0)}
+    truncated, note = comparison.notes
     assert truncated == "a: metrics.jsonl: the last line is incomplete and left out"
     unread = "a/evaluations/step-000003/rank-0.parquet cannot be read as parquet"
     assert note.startswith(f"the evaluations after step 3 are not paired: {unread}")
@@ -170,7 +170,7 @@ def test_long_runs_are_thinned() -> None:
 def test_many_evaluations_are_compared_evenly(tmp_path: Path) -> None:
     evaluations: dict[int, Any] = {step: {0: "r"} for step in range(0, 60, 2)}
     folders = [make_run(tmp_path / name, [0.5], evaluations) for name in "ab"]
-    steps = [one.steps[0] for one in compare(*folders).evaluations if one.metric == "pass@1"]
+    steps = [row.steps[0] for row in compare(*folders).evaluations if row.metric == "pass@1"]
     assert len(steps) == MAX_STEPS
     assert (steps[0], steps[-1]) == (0, 58)
 
@@ -184,12 +184,12 @@ def test_the_terminal_shows_no_control_characters(
     stdout.cache_clear()
     assert main(["runs", "compare", *map(str, runs)]) == 0
     stdout.cache_clear()
-    out = capsys.readouterr().out
-    assert "A: a (grpo, finished, step 3)" in out
-    assert "+25.0 [" in out
-    assert "generated tokens" in out
-    assert "train.lr" in out
-    assert "\x1b" not in out
+    printed = capsys.readouterr().out
+    assert "A: a (grpo, finished, step 3)" in printed
+    assert "+25.0 [" in printed
+    assert "generated tokens" in printed
+    assert "train.lr" in printed
+    assert "\x1b" not in printed
     assert main(["runs", "compare", *map(str, runs), "--changed", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["changed"]) == 1
 

@@ -32,8 +32,10 @@ def sizes(page: Any, where: str, count: int) -> list[list[int]]:
         "([where, count]) => [...document.querySelectorAll(where)].filter((one) => one.naturalWidth).length === count",
         arg=[where, count],
     )
-    found: list[list[int]] = page.eval_on_selector_all(where, "all => all.map(i => [i.naturalWidth, i.naturalHeight])")
-    return found
+    image_sizes: list[list[int]] = page.eval_on_selector_all(
+        where, "all => all.map(i => [i.naturalWidth, i.naturalHeight])"
+    )
+    return image_sizes
 
 
 def looked_through(visitor: Visitor, enlarged: list[int]) -> None:

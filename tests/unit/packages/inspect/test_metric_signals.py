@@ -19,7 +19,7 @@ def metrics(**ends: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 def found(lines: list[dict[str, Any]]) -> dict[str, Signal]:
-    return {one.name: one for one in metric_signals(lines, [])}
+    return {signal.name: signal for signal in metric_signals(lines, [])}
 
 
 def evaluated(lines: list[dict[str, Any]], first: float, last: float) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def test_fewer_answers_and_a_far_policy_are_named() -> None:
 
 def test_broken_lines_of_metrics_do_no_harm() -> None:
     lines = [*metrics(reward__mean=(0.2, 0.6)), {}, {"step": "x"}, {"step": 21, "reward/mean": None}]
-    assert {one.state for one in metric_signals(lines, [])} <= {"ok", "unknown"}
+    assert {signal.state for signal in metric_signals(lines, [])} <= {"ok", "unknown"}
 
 
 def rescored(ends: tuple[float, float]) -> list[dict[str, Any]]:
@@ -112,10 +112,10 @@ def rescored(ends: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 def test_a_verifier_that_disagrees_is_named_with_what_it_rejects() -> None:
-    apart = second_verifier_signal(rescored((0.2, 0.3)))
-    assert apart.state == "warning"
-    assert [one.step for one in apart.examples] == [20, 20, 20]
-    assert len({one.prompt_id for one in apart.examples}) == 3
+    disagreement = second_verifier_signal(rescored((0.2, 0.3)))
+    assert disagreement.state == "warning"
+    assert [signal.step for signal in disagreement.examples] == [20, 20, 20]
+    assert len({signal.prompt_id for signal in disagreement.examples}) == 3
     assert second_verifier_signal(rescored((0.15, 0.9))).state == "ok"
 
 

@@ -82,11 +82,11 @@ def test_each_signal_is_one_event_one_note_and_in_the_last_line(tmp_path: Path, 
 def test_a_resumed_run_knows_the_samples_before_and_warns_once(tmp_path: Path, quick: None) -> None:
     run = tmp_path / "run"
     train(run, 1, 24)
-    before = [event["name"] for event in events_of(run) if event["event"] == "warning"]
-    assert "hacking_phrase" in before
+    warnings_before = [event["name"] for event in events_of(run) if event["event"] == "warning"]
+    assert "hacking_phrase" in warnings_before
     notes = train(run, 25, 30, done=24)
-    after = [event["name"] for event in events_of(run) if event["event"] == "warning"]
-    assert after.count("hacking_phrase") == 1
+    warnings_after = [event["name"] for event in events_of(run) if event["event"] == "warning"]
+    assert warnings_after.count("hacking_phrase") == 1
     assert "A phrase is rewarded" in notes[-1]  # six steps alone are too few to tell
 
 
@@ -162,7 +162,7 @@ def test_a_bounded_part_of_the_samples_is_read(tmp_path: Path) -> None:
 def test_rows_without_a_verdict_are_left_out(tmp_path: Path) -> None:
     rows = HACKED[1][0][1][:8]
     odd = [{"outcome": "crash"}, {"sample": -1}, {"left_out": "timeout"}, {"left_out": "truncated"}]
-    save(tmp_path, 1, [row | more for row, more in zip(rows, [*odd, *[{}] * 4], strict=True)])
+    save(tmp_path, 1, [row | extra for row, extra in zip(rows, [*odd, *[{}] * 4], strict=True)])
     assert len(read_step(tmp_path / "samples", 1)) == 5
 
 

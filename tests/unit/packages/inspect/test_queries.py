@@ -24,18 +24,18 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Api:
     return Api([RunData(write_run(tmp_path_factory.mktemp("runs") / "sums", steps=6, tools=True))])
 
 
-def pages_of(api: Api, given: dict[str, str]) -> list[dict[str, Any]]:
+def pages_of(api: Api, filters: dict[str, str]) -> list[dict[str, Any]]:
     """All rows, page by page."""
     rows: list[dict[str, Any]] = []
     cursor: str | None = ""
     while cursor is not None:
-        found = api.answer("samples", given | {"cursor": cursor})
-        rows, cursor = rows + found["rows"], found["cursor"]
+        page = api.answer("samples", filters | {"cursor": cursor})
+        rows, cursor = rows + page["rows"], page["cursor"]
     return rows
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
+    ("filters", "count"),
     [
         ({}, 72),
         ({"first": "2", "last": "3"}, 24),
@@ -53,22 +53,22 @@ def pages_of(api: Api, given: dict[str, str]) -> list[dict[str, Any]]:
         ({"text": "no such"}, 0),
     ],
 )
-def test_a_filter_finds_every_sample_once(api: Api, given: dict[str, str], count: int) -> None:
-    rows = pages_of(api, given)
+def test_a_filter_finds_every_sample_once(api: Api, filters: dict[str, str], count: int) -> None:
+    rows = pages_of(api, filters)
     assert len(rows) == len({(row["step"], row["prompt_id"], row["sample"]) for row in rows}) == count
     steps = [row["step"] for row in rows]
-    assert steps == sorted(steps, reverse=not given.get("oldest"))
+    assert steps == sorted(steps, reverse=not filters.get("oldest"))
 
 
 def test_a_search_without_time_stops_at_a_step_and_continues(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_queries, "ANSWER_S", -1.0)
-    found = api.answer("samples", {"text": "no such"})
-    assert (found["rows"], found["cursor"], found["searched"], found["steps"]) == ([], "5.0", 1, 6)
+    page = api.answer("samples", {"text": "no such"})
+    assert (page["rows"], page["cursor"], page["searched"], page["steps"]) == ([], "5.0", 1, 6)
     assert len(pages_of(api, {"outcome": "wrong"})) == 27
     visits, cursor = [], ""
     while cursor is not None:
-        found = api.answer("prompt", {"prompt": "sums/0", "cursor": cursor})
-        visits, cursor = visits + found["visits"], found["cursor"]
+        page = api.answer("prompt", {"prompt": "sums/0", "cursor": cursor})
+        visits, cursor = visits + page["visits"], page["cursor"]
     assert visits == [(1, 0, 4, 1, 0.25), (3, 0, 4, 2, 0.5), (5, 0, 4, 3, 0.75)]
 
 
@@ -131,7 +131,7 @@ def test_only_the_last_turns_are_what_the_policy_drew(tmp_path: Path) -> None:
 def test_an_older_run_shows_its_prompt_and_response(tmp_path: Path) -> None:
     api = Api([RunData(write_run(tmp_path / "run", steps=1, older=True))])
     sample = api.answer("sample", {"step": "1", "prompt": "sums/0"})
-    assert [one["content"] for one in (*sample["messages"], *sample["said"])] == [
+    assert [message["content"] for message in (*sample["messages"], *sample["said"])] == [
         "What is 2+1?",
         "2 plus 1 is 3. The answer is #### 3",
     ]
@@ -158,18 +158,18 @@ def test_what_does_not_exist_is_one_line(api: Api, what: str, given: dict[str, s
 
 
 def test_the_overview_has_curves_evaluations_and_changes(api: Api) -> None:
-    found = api.answer("overview", {})
-    assert (found["state"], found["step"], found["steps"], found["first_reward"], found["reward"]) == (
+    overview = api.answer("overview", {})
+    assert (overview["state"], overview["step"], overview["steps"], overview["first_reward"], overview["reward"]) == (
         ("finished", 6, 6, 0.25, 1.0)
     )
-    curves = {curve["title"]: curve for curve in found["curves"]}
+    curves = {curve["title"]: curve for curve in overview["curves"]}
     assert curves["Reward"]["series"][0]["points"][1] == [0.25, 0.5, 0.5, 0.75, 0.75, 1.0]
     assert "KL to the reference" not in curves
-    assert found["evaluations"][-1]["measures"]["pass@1"]["low"] == pytest.approx(0.8)
-    changed = {row["key"]: (row["value"], row["recipe"]) for row in found["config"] if row.get("changed")}
+    assert overview["evaluations"][-1]["measures"]["pass@1"]["low"] == pytest.approx(0.8)
+    changed = {row["key"]: (row["value"], row["recipe"]) for row in overview["config"] if row.get("changed")}
     assert changed["train.steps"] == ("6", "100")
     assert "train.seed" not in changed
-    assert found["phases"]["seconds"]["generate"] == 1.0
+    assert overview["phases"]["seconds"]["generate"] == 1.0
     assert api.answer("series", {"names": "update/lr,none"}) == {
         "update/lr": [[1, 2, 3, 4, 5, 6], [1e-6] * 6],
         "none": [[], []],
@@ -181,10 +181,10 @@ def test_curves_are_marked_where_files_changed(tmp_path: Path) -> None:
     assert Api([RunData(folder)]).answer("overview", {})["marks"] == []
     add_event(folder, "inputs_changed", step=2, text="has changed", files=[{"path": "/home/ann/mine.py"}, 7])
     add_event(folder, "inputs_changed", step=3, text="edited by hand", files="?")
-    found = Api([RunData(folder)]).answer("overview", {})
+    overview = Api([RunData(folder)]).answer("overview", {})
     marks = {2.5: "mine.py changed after step 2", 3.5: "a file changed after step 3"}
-    assert {mark["x"]: mark["label"] for mark in found["marks"]} == marks
-    assert [event["text"] for event in found["events"][-2:]] == ["has changed", "edited by hand"]
+    assert {mark["x"]: mark["label"] for mark in overview["marks"]} == marks
+    assert [event["text"] for event in overview["events"][-2:]] == ["has changed", "edited by hand"]
 
 
 def test_news_of_a_live_run_are_counted(tmp_path: Path) -> None:
@@ -222,10 +222,10 @@ def test_a_prompt_that_occurs_twice_in_a_step_has_two_groups(tmp_path: Path) -> 
 def test_the_mean_score_of_an_evaluation_stands_beside_its_pass_rate() -> None:
     class Run:
         def evaluations(self) -> dict[int, dict[str, object]]:
-            one = {"mean": 0.5, "low": 0.4, "high": 0.6}
+            interval = {"mean": 0.5, "low": 0.4, "high": 0.6}
             kinds = {"pass": ("pass@1", "pass@4"), "maj": ("maj@4",), "mean": ("mean@1", "mean@4")}
-            return {7: {"prompts": 3, **{kind: dict.fromkeys(names, one) for kind, names in kinds.items()}}}
+            return {7: {"prompts": 3, **{kind: dict.fromkeys(names, interval) for kind, names in kinds.items()}}}
 
-    (found,) = evaluations(Run())  # type: ignore[arg-type]
-    assert (found["step"], found["prompts"]) == (7, 3)
-    assert list(found["measures"]) == ["pass@1", "mean@1", "pass@4", "maj@4"]
+    (evaluation,) = evaluations(Run())  # type: ignore[arg-type]
+    assert (evaluation["step"], evaluation["prompts"]) == (7, 3)
+    assert list(evaluation["measures"]) == ["pass@1", "mean@1", "pass@4", "maj@4"]

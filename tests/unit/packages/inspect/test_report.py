@@ -25,9 +25,9 @@ def test_a_report_prints_what_to_open(
     assert main(["report", "sums", "--out", "out"]) == 0
     assert capsys.readouterr().out.startswith("out/index.html (0.")
     assert main(["report", "runs/sums", "--out", "out", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["path"], found["files"]) == ("out/index.html", 1)
-    assert found["kept"]["sums"]["samples"] == {"steps": 2, "of": 2, "groups": 6, "of_groups": 6}
+    written = json.loads(capsys.readouterr().out)
+    assert (written["path"], written["files"]) == ("out/index.html", 1)
+    assert written["kept"]["sums"]["samples"] == {"steps": 2, "of": 2, "groups": 6, "of_groups": 6}
 
 
 def test_a_report_of_a_killed_run_warns_of_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,9 +44,9 @@ def api_of(run: Path) -> Api:
     return Api([RunData(run)])
 
 
-def asked(api: Api, where: str, image: bytes, **more: str) -> dict[str, str]:
-    given = {"digest": image_digest(image), "where": where, **more}
-    return dict(api.answer("image", given))
+def asked(api: Api, where: str, image: bytes, **extra_query: str) -> dict[str, str]:
+    query = {"digest": image_digest(image), "where": where, **extra_query}
+    return dict(api.answer("image", query))
 
 
 def decoded(src: str) -> bytes:
@@ -55,8 +55,8 @@ def decoded(src: str) -> bytes:
 
 
 def data_of(html: str, name: str) -> Any:
-    found = re.search(rf'"application/(\w+)" data-name="{name}">(.*?)</script>', html)
-    return json.loads(found[2] if found[1] == "json" else unpacked(found[2])) if found else None
+    match = re.search(rf'"application/(\w+)" data-name="{name}">(.*?)</script>', html)
+    return json.loads(match[2] if match[1] == "json" else unpacked(match[2])) if match else None
 
 
 def with_unpacked(html: str) -> bytes:
@@ -67,16 +67,16 @@ def with_unpacked(html: str) -> bytes:
 
 
 def test_messages_have_the_images_of_their_markers(run: Path) -> None:
-    found = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:1"})
-    system, user = found["messages"]
+    group = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:1"})
+    system, user = group["messages"]
     assert "images" not in system
-    assert [(one["width"], one["height"], one["where"]) for one in user["images"]] == [
+    assert [(image["width"], image["height"], image["where"]) for image in user["images"]] == [
         (600, 400, "drawn:train:1"),
         (84, 56, "drawn:train:1"),
     ]
-    assert all("images" not in message for row in found["rows"] for message in row["said"])
+    assert all("images" not in message for row in group["rows"] for message in row["said"])
     sample = api_of(run).answer("sample", {"step": "2", "prompt": "drawn:train:1", "sample": "1"})
-    assert sample["messages"] == found["messages"]
+    assert sample["messages"] == group["messages"]
     assert "images" not in sample
     without = api_of(run).answer("group", {"step": "2", "prompt": "drawn:train:2"})
     assert all("images" not in message for message in without["messages"])
@@ -84,10 +84,10 @@ def test_messages_have_the_images_of_their_markers(run: Path) -> None:
 
 def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path) -> None:
     """The row's own image comes from the data, the others are kept; one that is gone has its reason."""
-    own, other, lost = drawing(0), noise(40, (600, 400)), noise(41)
-    prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(own,))
-    said = [
-        {"role": "user", "content": f"{IMAGE}?", "images": described([own])},
+    prompt_image, other, lost = drawing(0), noise(40, (600, 400)), noise(41)
+    prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(prompt_image,))
+    conversation = [
+        {"role": "user", "content": f"{IMAGE}?", "images": described([prompt_image])},
         {"role": "assistant", "content": IMAGE},
         {"role": "tool", "name": "look", "content": f"{IMAGE} and {IMAGE}", "images": described([other, lost])},
         {"role": "assistant", "content": "b"},
@@ -101,7 +101,7 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
         response_tokens=3,
         finish_reason="stop",
         turns=2,
-        messages=said,
+        messages=conversation,
         group=0,
     )
     folder = run / "samples" / "step-000003"
@@ -111,13 +111,13 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     (folder / "pictures-1.parquet").write_bytes(b"damaged")
     pq.write_table(pa.table({"digest": [image_digest(lost)], "image": ["text"]}), folder / "pictures-2.parquet")
     pq.write_table(pa.table({"other": [1]}), folder / "pictures-3.parquet")
-    found = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
-    (told,) = found["rows"]
-    assert [one["where"] for one in found["messages"][0]["images"]] == ["drawn:train:0"]
-    assert [one["where"] for one in told["said"][1]["images"]] == ["samples/step-000003"] * 2
-    assert "images" not in told["said"][0]
+    group = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
+    (sample,) = group["rows"]
+    assert [image["where"] for image in group["messages"][0]["images"]] == ["drawn:train:0"]
+    assert [image["where"] for image in sample["said"][1]["images"]] == ["samples/step-000003"] * 2
+    assert "images" not in sample["said"][0]
     api = api_of(run)
-    assert size_of(decoded(asked(api, "drawn:train:0", own)["src"])) == (84, 56)
+    assert size_of(decoded(asked(api, "drawn:train:0", prompt_image)["src"])) == (84, 56)
     assert size_of(decoded(asked(api, "samples/step-000003", other)["src"])) == (256, 171)
     assert asked(api, "samples/step-000003", lost) == {"problem": "samples/step-000003 has no copy of it"}
     assert "problem" in asked(api, "samples/step-000003/../..", lost)
@@ -130,12 +130,12 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
 def test_a_conversation_shows_only_what_its_environment_did(run: Path) -> None:
     """Not the row's own image, which no message has."""
     prompt = Prompt("drawn:train:0", ({"role": "user", "content": IMAGE},), "", "", "", "", images=(drawing(0),))
-    said = [{"role": "user", "content": "Ready?"}, {"role": "assistant", "content": "b"}]
+    conversation = [{"role": "user", "content": "Ready?"}, {"role": "assistant", "content": "b"}]
     facts: Any = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop", "ended": "done"}
-    row = sample_row(prompt, 0, "b", Verdict(1.0, Outcome.OK), messages=said, group=0, **facts)
+    row = sample_row(prompt, 0, "b", Verdict(1.0, Outcome.OK), messages=conversation, group=0, **facts)
     write_samples(run / "samples" / "step-000003" / "rank-0.parquet", 3, [row])
-    found = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
-    assert found["messages"] == [{"role": "user", "content": "Ready?"}]
+    group = api_of(run).answer("group", {"step": "3", "prompt": "drawn:train:0"})
+    assert group["messages"] == [{"role": "user", "content": "Ready?"}]
     assert tracked_samples(run / "samples", 3)[0].messages[0]["content"] == "Ready?"
 
 
@@ -178,7 +178,9 @@ def test_a_report_has_each_image_once(run: Path, tmp_path: Path) -> None:
     assert written.images == {"run": (4, 5)}
     html = written.path.read_text()
     album, piece = data_of(html, "data")["pictures"][0], data_of(html, "0/pictures/0")
-    assert piece.keys() == album["pieces"].keys() == {image_digest(one) for one in ROWS[0] + ROWS[1] + (drawing(9),)}
+    assert (
+        piece.keys() == album["pieces"].keys() == {image_digest(image) for image in ROWS[0] + ROWS[1] + (drawing(9),)}
+    )
     assert {max(size_of(decoded(src))) for src in piece.values()} == {84, 256}
     assert (album["unshown"], album["problems"]) == (1, {})
     assert "truncated" in album["reasons"][0]
@@ -201,8 +203,8 @@ def test_images_leave_room_for_samples_and_stop_at_the_limit(tmp_path: Path) -> 
     rows = [(noise(number, (256, 256)),) for number in range(90)]
     run = write_image_run(tmp_path / "run", write_data(tmp_path / "data", rows), steps=1)
     written = write_report([RunData(run)], tmp_path / "out", 2 * MB)
-    shown, of = written.images["run"]
-    assert 5 < shown < of == 90
+    shown, total = written.images["run"]
+    assert 5 < shown < total == 90
     assert written.bytes <= 2 * MB
     album = data_of(written.path.read_text(), "data")["pictures"][0]
     assert album["reasons"] == [page_images.NO_ROOM]

@@ -200,10 +200,10 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path, name: st
 
 def test_reading_writes_nothing_and_takes_no_lock(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=2)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    modified_before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     run = opened(folder)
     assert (run.state, len(run.rows(1, ["score"])), len(run.tokens(1))) == ("finished", 12, 2)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == modified_before
 
 
 def test_a_sample_that_waited_has_the_advantage_of_a_later_step(tmp_path: Path) -> None:
@@ -213,12 +213,12 @@ def test_a_sample_that_waited_has_the_advantage_of_a_later_step(tmp_path: Path) 
         rows = pq.read_table(rooms[0] / name)
         pq.write_table(rows.slice(0, 1), rooms[0] / name)
         moved = [row | {"step": 3} for row in rows.slice(1).to_pylist()]
-        later = pq.read_table(rooms[2] / name)
-        pq.write_table(pa.Table.from_pylist([*later.to_pylist(), *moved], schema=later.schema), rooms[2] / name)
+        table = pq.read_table(rooms[2] / name)
+        pq.write_table(pa.Table.from_pylist([*table.to_pylist(), *moved], schema=table.schema), rooms[2] / name)
     run = opened(folder)
-    found = run.advantages(1)
-    assert len(found) == 12
-    assert [found["sums/0", 0, sample]["trained_step"] for sample in (0, 1)] == [1, 3]
+    advantages = run.advantages(1)
+    assert len(advantages) == 12
+    assert [advantages["sums/0", 0, sample]["trained_step"] for sample in (0, 1)] == [1, 3]
     assert {row["trained_step"] for row in run.advantages(3).values()} == {3}
     assert len(run.advantages(3)) == 12
     assert run.token_keys(1) == {("sums/0", 0, 0), ("sums/0", 0, 1)}

@@ -42,13 +42,13 @@ def test_it_answers_with_the_page_and_with_json(api: Api) -> None:
         async with session.get(server.url) as page, session.get(api_of(server, "samples?outcome=ok")) as samples:
             return page.headers, await page.text(), samples.headers, await samples.json()
 
-    headers, html, of_json, found = asked(api, ask)
+    headers, html, of_json, answer = asked(api, ask)
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'sha256-")
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
     assert 'data-mode="view"' in html
     assert (of_json["X-Content-Type-Options"], of_json["Cache-Control"]) == ("nosniff", "no-store")
     assert "Access-Control-Allow-Origin" not in of_json
-    assert {row["outcome"] for row in found["rows"]} == {"ok"}
+    assert {row["outcome"] for row in answer["rows"]} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_nothing_is_answered_without_the_token(api: Api, where: str, query: str)
 
 def test_the_link_for_a_browser_opens_the_page_once(api: Api) -> None:
     async def ask(session: Any, server: Server) -> Any:
-        found = []
+        responses = []
         for url in (server.once.replace("/?", "/api/index?"), server.once, server.once):
             async with session.get(url) as response:
-                found.append((response.status, str(response.url) == server.url))
-        return found
+                responses.append((response.status, str(response.url) == server.url))
+        return responses
 
     assert asked(api, ask) == [(403, False), (200, True), (403, False)]
 
@@ -106,10 +106,10 @@ def test_a_port_in_use_is_passed_over_or_refused(api: Api, monkeypatch: pytest.M
     async def address(session: Any, server: Server) -> str:
         return server.origin
 
-    with socket.socket() as taken:
-        taken.bind((serving.HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as blocker:
+        blocker.bind((serving.HOST, 0))
+        blocker.listen()
+        port = blocker.getsockname()[1]
         with pytest.raises(SetupError, match=f"--port {port}: it is in use"):
             asked(api, address, port)
         monkeypatch.setattr(serving, "PORT", port)

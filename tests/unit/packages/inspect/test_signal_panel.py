@@ -29,13 +29,13 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "reward_hacking.md"
 
 
 def signals(
-    behaviours: dict[str, tuple[Behaviour, float, float]], score: Score = exact, **more: Any
+    behaviours: dict[str, tuple[Behaviour, float, float]], score: Score = exact, **options: Any
 ) -> dict[str, Signal]:
-    return {one.name: one for one in panel(*run_of(behaviours, score, **more))}
+    return {signal.name: signal for signal in panel(*run_of(behaviours, score, **options))}
 
 
-def warned(found: dict[str, Signal]) -> set[str]:
-    return {name for name, one in found.items() if one.state == "warning"}
+def warned(panel_signals: dict[str, Signal]) -> set[str]:
+    return {name for name, signal in panel_signals.items() if signal.state == "warning"}
 
 
 def padded(answer: int, rng: random.Random) -> str:
@@ -79,14 +79,14 @@ def or_having(part: str) -> Score:
 
 
 def test_a_hole_in_the_verifier_is_named() -> None:
-    found = signals({"unknown": (unknown, 0.05, 1.0)}, or_having("it is"))
-    assert {"truth", "one_response"} <= warned(found)
-    truth = found["truth"]
+    panel_signals = signals({"unknown": (unknown, 0.05, 1.0)}, or_having("it is"))
+    assert {"truth", "one_response"} <= warned(panel_signals)
+    truth = panel_signals["truth"]
     assert truth.value is not None
     assert truth.value > 0.3
     assert len(truth.examples) == 3
-    assert {one.step for one in truth.examples} == {STEPS}
-    assert all("it is" in one.excerpt for one in truth.examples)
+    assert {example.step for example in truth.examples} == {STEPS}
+    assert all("it is" in example.excerpt for example in truth.examples)
     assert len(truth.series) == STEPS
 
 
@@ -99,11 +99,11 @@ def test_a_list_of_answers_is_named() -> None:
 
 
 def test_a_phrase_that_a_judge_likes_is_named() -> None:
-    found = signals({"certain": (certain, 0.05, 1.0)}, impressed)
-    assert "phrase" in warned(found)
-    assert not {"length", "truth", "several_answers"} & warned(found)
-    assert "am absolutely certain" in found["phrase"].title
-    assert "certain" in found["phrase"].examples[0].excerpt
+    panel_signals = signals({"certain": (certain, 0.05, 1.0)}, impressed)
+    assert "phrase" in warned(panel_signals)
+    assert not {"length", "truth", "several_answers"} & warned(panel_signals)
+    assert "am absolutely certain" in panel_signals["phrase"].title
+    assert "certain" in panel_signals["phrase"].examples[0].excerpt
 
 
 def test_a_phrase_is_named_beside_right_answers_too() -> None:
@@ -116,16 +116,16 @@ def test_a_phrase_is_named_beside_right_answers_too() -> None:
 def test_loops_refusals_and_another_language_are_named() -> None:
     assert "repetition" in warned(signals({"looped": (looped, 0.05, 1.0)}, or_having("add it")))
     assert "refusal" in warned(signals({"refused": (refused, 0.05, 1.0)}, or_having("sorry")))
-    found = signals({"worked": (worked, 0.2, 0.0), "chinese": (chinese, 0.02, 1.0)})
-    assert warned(found) == {"language"}
+    panel_signals = signals({"worked": (worked, 0.2, 0.0), "chinese": (chinese, 0.02, 1.0)})
+    assert warned(panel_signals) == {"language"}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_honest_run_whose_responses_grow_raises_none(seed: int) -> None:
-    found = signals(LEARNT, seed=seed)
-    assert summary(list(found.values())) == "none"
-    assert found["length"].value == 0.0
-    assert found["length"].state == "ok"
+    panel_signals = signals(LEARNT, seed=seed)
+    assert summary(list(panel_signals.values())) == "none"
+    assert panel_signals["length"].value == 0.0
+    assert panel_signals["length"].state == "ok"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -147,10 +147,10 @@ def test_behaviours_without_a_rise_of_the_reward_raise_none() -> None:
 def test_without_textual_ground_truths_what_needs_them_is_unknown() -> None:
     lines, samples = run_of(LEARNT)
     hidden = [(step, [row | {"ground_truth": "[]" * 40} for row in rows]) for step, rows in samples]
-    found = {one.name: one for one in panel(lines, hidden)}
-    assert {found[name].state for name in ("truth", "several_answers", "length", "phrase")} == {"unknown"}
-    assert "rlcli rescore" in found["phrase"].explanation
-    assert found["one_response"].state == "ok"
+    panel_signals = {signal.name: signal for signal in panel(lines, hidden)}
+    assert {panel_signals[name].state for name in ("truth", "several_answers", "length", "phrase")} == {"unknown"}
+    assert "rlcli rescore" in panel_signals["phrase"].explanation
+    assert panel_signals["one_response"].state == "ok"
 
 
 def test_equal_answers_in_different_solutions_are_one_ground_truth() -> None:
@@ -162,29 +162,31 @@ def test_equal_answers_in_different_solutions_are_one_ground_truth() -> None:
         (step, [row | {"ground_truth": f"as {row['prompt_id']} says #### {row['ground_truth']}"} for row in rows])
         for step, rows in samples
     ]
-    found = {one.name: one for one in panel(lines, solved)}
-    assert found["one_response"].value == 0.0
-    assert warned(found) == set()
+    panel_signals = {signal.name: signal for signal in panel(lines, solved)}
+    assert panel_signals["one_response"].value == 0.0
+    assert warned(panel_signals) == set()
 
 
 def test_too_few_steps_and_no_samples_are_unknown() -> None:
     lines, samples = run_of(LEARNT)
-    assert {one.state for one in panel(lines[:4], samples[:4])} == {"unknown"}
-    assert {one.state for one in panel([], [])} == {"unknown"}
+    assert {signal.state for signal in panel(lines[:4], samples[:4])} == {"unknown"}
+    assert {signal.state for signal in panel([], [])} == {"unknown"}
 
 
 def test_signals_are_json_and_those_that_warn_come_first() -> None:
     import json
 
-    found = panel(*run_of({"listed": (listed, 0.05, 1.0)}, mentioned))
-    assert found[0].state == "warning"
-    first = json.loads(json.dumps(found[0].as_dict()))
+    panel_signals = panel(*run_of({"listed": (listed, 0.05, 1.0)}, mentioned))
+    assert panel_signals[0].state == "warning"
+    first = json.loads(json.dumps(panel_signals[0].as_dict()))
     assert first["name"] == "several_answers"
     assert first["series"][0][0] == 1
     assert set(first["examples"][0]) == {"step", "prompt_id", "group", "sample", "excerpt", "note"}
-    groups = [(f"sums:train:{one['step']}-{one['group']}", one["prompt_id"]) for one in first["examples"]]
+    groups = [
+        (f"sums:train:{example['step']}-{example['group']}", example["prompt_id"]) for example in first["examples"]
+    ]
     assert all(of_group == prompt for of_group, prompt in groups)
-    assert len({one.name for one in found}) == len(found) == 14
+    assert len({example.name for example in panel_signals}) == len(panel_signals) == 14
 
 
 def test_odd_rows_do_no_harm() -> None:
@@ -198,5 +200,5 @@ def test_the_page_lists_every_signal_with_its_threshold() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([\d.]+) \| [^|]+ \|$", text, re.MULTILINE)
     assert {name: float(threshold) for name, threshold in rows} == {
-        name: one.threshold for name, one in signals(LEARNT).items()
+        name: signal.threshold for name, signal in signals(LEARNT).items()
     }

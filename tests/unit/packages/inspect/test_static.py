@@ -40,39 +40,39 @@ def test_a_larger_run_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(static_report, "ONE_FILE", 1000)
     write_report([RunData(write_run(tmp_path / "run", steps=2))], tmp_path / "out")
     piece = (tmp_path / "out" / "data" / "0" / "samples" / "2.js").read_text()
-    found = re.fullmatch(r'rlcliPiece\("0/samples/2",(.*)\);\n', piece)
-    assert found is not None
-    assert json.loads(found[1])["step"] == 2
+    match = re.fullmatch(r'rlcliPiece\("0/samples/2",(.*)\);\n', piece)
+    assert match is not None
+    assert json.loads(match[1])["step"] == 2
     assert 'data-name="0/samples/2"' not in (tmp_path / "out" / "index.html").read_text()
 
 
 @pytest.mark.long
 def test_samples_are_kept_by_rule_until_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", steps=20, texts=LONG)
-    whole = write_report([RunData(folder)], tmp_path / "whole")
+    full_report = write_report([RunData(folder)], tmp_path / "whole")
     limit = MB // 2 + 320_000
     monkeypatch.setattr(static_report, "LEAST_STEPS", 8)
     written = write_report([RunData(folder)], tmp_path / "out", limit)
-    kept = written.coverage["run"]["samples"]
+    samples = written.coverage["run"]["samples"]
     data = data_of(written.path.read_text())
     steps = data["data"]["steps"][0]["samples"]
     assert written.bytes < limit
-    assert whole.coverage["run"]["samples"].all
-    assert (kept.total_steps, kept.steps) == (20, len(steps))
+    assert full_report.coverage["run"]["samples"].all
+    assert (samples.total_steps, samples.steps) == (20, len(steps))
     assert 4 <= len(steps) < 20
     assert {1, 20} <= set(steps)
     assert all(len(group["rows"]) == 4 for step in steps for group in data[f"0/samples/{step}"]["groups"])
-    assert not kept.all
+    assert not samples.all
 
 
 def test_an_older_report_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:
     run = RunData(write_run(tmp_path / "run", steps=1))
-    out = tmp_path / "out"
-    write_report([run], out)
-    (out / "data").mkdir()
-    (out / "data" / "old.js").touch()
-    write_report([run], out)
-    assert [path.name for path in out.iterdir()] == ["index.html"]
+    report_folder = tmp_path / "out"
+    write_report([run], report_folder)
+    (report_folder / "data").mkdir()
+    (report_folder / "data" / "old.js").touch()
+    write_report([run], report_folder)
+    assert [path.name for path in report_folder.iterdir()] == ["index.html"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("<html>")
     for target, why in (
@@ -88,7 +88,7 @@ def test_an_older_report_is_replaced_and_other_files_are_not(tmp_path: Path) -> 
 
 def test_a_report_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunData(write_run(tmp_path / "run", steps=1))
-    before = write_report([run], tmp_path / "out").path.read_bytes()
+    initial_page = write_report([run], tmp_path / "out").path.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -96,7 +96,7 @@ def test_a_report_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(static_report.Pieces, "add", full)
     with pytest.raises(SetupError, match="No space left on device"):
         write_report([run], tmp_path / "out")
-    assert (tmp_path / "out" / "index.html").read_bytes() == before
+    assert (tmp_path / "out" / "index.html").read_bytes() == initial_page
     assert not list(tmp_path.glob(".*"))
 
 

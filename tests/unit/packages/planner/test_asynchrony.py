@@ -41,10 +41,10 @@ class Ticks:
     def admit(self, step: int) -> None:
         while self.begun < min((self.layout.staleness + step + 1) * self.batch, len(self.lengths)):
             engine = self.open.index(min(self.open))
-            own = self.layout.staleness > 0 or self.open[engine] < self.layout.slots
-            queue = self.queues[engine] if own else self.shared
+            own_queue = self.layout.staleness > 0 or self.open[engine] < self.layout.slots
+            queue = self.queues[engine] if own_queue else self.shared
             queue.extend([self.begun, length] for length in self.lengths[self.begun])
-            self.open[engine] += own * len(self.lengths[self.begun])
+            self.open[engine] += own_queue * len(self.lengths[self.begun])
             self.begun += 1
         for engine in range(self.layout.engines):
             self.fill(engine)
@@ -57,11 +57,11 @@ class Ticks:
     def tick(self) -> None:
         self.now += 1
         for engine, running in enumerate(self.running):
-            for one in running:
-                one[1] -= 1
-            for one in [one for one in running if one[1] == 0]:
-                running.remove(one)
-                self.missing[one[0]] -= 1
+            for request in running:
+                request[1] -= 1
+            for request in [request for request in running if request[1] == 0]:
+                running.remove(request)
+                self.missing[request[0]] -= 1
                 self.open[engine] -= 1
             self.fill(engine)
 
@@ -100,14 +100,16 @@ def test_simulated_steps_are_those_counted_tick_by_tick(
     seed: int, layout: Layout, batch: int, samples: int, update: int, sync: int
 ) -> None:
     random = np.random.default_rng(seed)
-    one = random.integers(1, 30, size=batch * samples)  # all steps train on as many tokens
-    lengths = np.stack([random.permutation(one).reshape(batch, samples) for _ in range(4 + 2 * layout.staleness)])
+    step_lengths = random.integers(1, 30, size=batch * samples)  # all steps train on as many tokens
+    lengths = np.stack(
+        [random.permutation(step_lengths).reshape(batch, samples) for _ in range(4 + 2 * layout.staleness)]
+    )
     ticks = Ticks(lengths, layout)
     ends = [ticks.step(step, update, sync) for step in range(len(lengths) - layout.staleness)]
-    found = simulate(lengths, Speeds(lambda running, tokens: 1.0, 0.0, float(update), float(sync)), layout)
+    simulated = simulate(lengths, Speeds(lambda running, tokens: 1.0, 0.0, float(update), float(sync)), layout)
     counted = ends[-1] - ends[layout.staleness]
-    assert found.step_s == pytest.approx(counted / (len(ends) - 1 - layout.staleness), rel=1e-9)
-    assert 0 <= found.age <= layout.staleness
+    assert simulated.step_s == pytest.approx(counted / (len(ends) - 1 - layout.staleness), rel=1e-9)
+    assert 0 <= simulated.age <= layout.staleness
 
 
 def test_two_steps_overlap_as_worked_out_by_hand() -> None:
@@ -116,8 +118,8 @@ def test_two_steps_overlap_as_worked_out_by_hand() -> None:
     lengths = np.full((12, 2, 2), 100)
     speeds = Speeds(lambda running, tokens: 0.01, 0.0, 0.4, 0.0)
     assert simulate(lengths, speeds, Layout(1, 8)).step_s == pytest.approx(1.4)
-    ahead = simulate(lengths[:11], speeds, Layout(1, 8, True, 1, slice_s=0.0))
-    assert ahead.step_s == pytest.approx(0.7, rel=0.1)
+    overlapped = simulate(lengths[:11], speeds, Layout(1, 8, True, 1, slice_s=0.0))
+    assert overlapped.step_s == pytest.approx(0.7, rel=0.1)
     assert simulate(lengths, speeds, Layout(1, 64, True, 4, slice_s=0.0)).step_s == pytest.approx(0.4)
 
 
@@ -148,8 +150,8 @@ def test_an_update_takes_as_long_as_its_tokens() -> None:
     lengths = np.full((12, 2, 2), 100)
     lengths[::2] = 300
     speeds = Speeds(lambda running, tokens: 1e-12, 0.0, 1.0, 0.0)
-    found = simulate(lengths[:3], speeds, Layout(1, 8), prompt_tokens=20.0)
-    assert found.step_s == pytest.approx((120 + 320) / 2 / ((320 + 120 + 320) / 3))
+    simulated = simulate(lengths[:3], speeds, Layout(1, 8), prompt_tokens=20.0)
+    assert simulated.step_s == pytest.approx((120 + 320) / 2 / ((320 + 120 + 320) / 3))
 
 
 @settings(max_examples=40, deadline=None)
@@ -163,32 +165,34 @@ def test_tokens_take_longer_the_more_there_are(seed: int, slots: int, prompt: fl
         while waiting or running:
             while waiting and len(running) < slots:
                 running.append([0, waiting.pop(0)])
-            for one in running:
-                one[0] += 1
+            for request in running:
+                request[0] += 1
             # In the middle of the token: what is drawn during it counts by half.
-            spent += 1.0 + 0.01 * sum(prompt + one[0] - 0.5 for one in running)
-            running = [one for one in running if one[0] < one[1]]
+            spent += 1.0 + 0.01 * sum(prompt + request[0] - 0.5 for request in running)
+            running = [request for request in running if request[0] < request[1]]
         seconds.append(spent)
     speeds = Speeds(lambda running, tokens: 1.0 + 0.01 * running * tokens, 0.0, 0.0, 0.0)
-    found = simulate(lengths, speeds, Layout(1, slots), prompt)
-    assert found.step_s == pytest.approx(sum(seconds[1:]) / 2, rel=1e-9)
+    simulated = simulate(lengths, speeds, Layout(1, slots), prompt)
+    assert simulated.step_s == pytest.approx(sum(seconds[1:]) / 2, rel=1e-9)
 
 
 def test_generation_goes_on_in_parts_as_in_one_piece() -> None:
     """An engine that is looked at every 0.25 s draws as many tokens as one that is never looked at."""
     lengths = np.tile(np.array([50, 400]), (12, 2, 1))
     speeds = Speeds(lambda running, tokens: 0.001 + 0.00001 * running * tokens, 0.0, 0.0, 0.0)
-    whole, parts = (simulate(lengths, speeds, Layout(1, 8, True, 1, slice_s=one)).step_s for one in (0.0, 0.001))
-    assert parts == pytest.approx(whole, rel=0.01)
+    unsliced, parts = (
+        simulate(lengths, speeds, Layout(1, 8, True, 1, slice_s=slice_s)).step_s for slice_s in (0.0, 0.001)
+    )
+    assert parts == pytest.approx(unsliced, rel=0.01)
 
 
 def test_running_responses_are_computed_again_after_an_update() -> None:
     lengths = np.tile(np.array([10, 1000]), (12, 1, 1))
     tails = {
-        again: simulate(
-            lengths, Speeds(lambda running, tokens: 0.01, 0.001, 1.0, 0.0), Layout(1, 8, True, 2, again), 50
+        recompute: simulate(
+            lengths, Speeds(lambda running, tokens: 0.01, 0.001, 1.0, 0.0), Layout(1, 8, True, 2, recompute), 50
         )
-        for again in (True, False)
+        for recompute in (True, False)
     }
     assert tails[True].step_s > tails[False].step_s
 
@@ -225,36 +229,44 @@ def config(**sections: Any) -> RunConfig:
 
 
 def test_a_long_tail_is_worth_generating_ahead() -> None:
-    found = advised(config(), Lengths(1000, 200.0, 1.2), speeds_of(0.02, 5.0), 50.0)
-    assert found is not None
-    assert found.best is not None
-    assert {one.staleness for one in found.options} == set(STALENESS)
-    most = max(one.gain for one in found.options)
-    assert most > 1.5
-    assert found.best.gain >= 0.97 * most
-    assert not any(one.gain >= 0.97 * most for one in found.options if one.staleness < found.best.staleness)
-    assert found.summary.startswith(found.best.label)
-    assert found.summary.endswith(f"would make steps {found.best.gain:.2f} × as fast")
+    recommendation = advised(config(), Lengths(1000, 200.0, 1.2), speeds_of(0.02, 5.0), 50.0)
+    assert recommendation is not None
+    assert recommendation.best is not None
+    assert {option.staleness for option in recommendation.options} == set(STALENESS)
+    best_gain = max(option.gain for option in recommendation.options)
+    assert best_gain > 1.5
+    assert recommendation.best.gain >= 0.97 * best_gain
+    assert not any(
+        option.gain >= 0.97 * best_gain
+        for option in recommendation.options
+        if option.staleness < recommendation.best.staleness
+    )
+    assert recommendation.summary.startswith(recommendation.best.label)
+    assert recommendation.summary.endswith(f"would make steps {recommendation.best.gain:.2f} × as fast")
 
 
 def test_where_training_takes_the_time_nothing_is_advised() -> None:
-    found = advised(config(), Lengths(1000, 900.0, 0.1), speeds_of(0.001, 50.0), 50.0)
-    assert found is not None
-    assert max(one.gain for one in found.options) < PAYS
-    assert found.best is None
-    assert found.summary.startswith("asynchrony would not pay (at best 1.0")
+    recommendation = advised(config(), Lengths(1000, 900.0, 0.1), speeds_of(0.001, 50.0), 50.0)
+    assert recommendation is not None
+    assert max(option.gain for option in recommendation.options) < PAYS
+    assert recommendation.best is None
+    assert recommendation.summary.startswith("asynchrony would not pay (at best 1.0")
 
 
 def test_an_asynchronous_run_is_told_its_gain_and_what_hinders_one() -> None:
     lengths = Lengths(1000, 200.0, 1.2)
-    own = config(
+    asynchronous = config(
         rollout={"max_response_tokens": 1000, "workers": 4}, cluster={"workers": 4}, **{"async": {"staleness": 1}}
     )
-    found = advised(own, lengths, speeds_of(0.02, 5.0), 50.0)
-    assert found is not None
-    assert found.configured is not None
-    assert (found.configured.train, found.configured.generate, found.configured.staleness) == (4, 4, 1)
-    assert found.summary.startswith("cluster.workers=4 rollout.workers=4 async.staleness=1 makes steps")
+    recommendation = advised(asynchronous, lengths, speeds_of(0.02, 5.0), 50.0)
+    assert recommendation is not None
+    assert recommendation.configured is not None
+    assert (
+        recommendation.configured.train,
+        recommendation.configured.generate,
+        recommendation.configured.staleness,
+    ) == (4, 4, 1)
+    assert recommendation.summary.startswith("cluster.workers=4 rollout.workers=4 async.staleness=1 makes steps")
     without = config(algorithm={"correction": "none"})
     refused = advised(without, lengths, speeds_of(0.02, 5.0), 50.0)
     assert refused is not None
@@ -266,54 +278,56 @@ def test_splits_keep_engines_and_copies_whole() -> None:
     parts = config(
         cluster={"workers": 8}, parallel={"replicate": 2}, rollout={"max_response_tokens": 100, "tensor_parallel": 2}
     )
-    found = advised(parts, Lengths.assumed(100), speeds_of(0.02, 5.0), 50.0)
-    assert found is not None
-    splits = {(one.train, one.generate) for one in found.options}
+    recommendation = advised(parts, Lengths.assumed(100), speeds_of(0.02, 5.0), 50.0)
+    assert recommendation is not None
+    splits = {(option.train, option.generate) for option in recommendation.options}
     assert splits == {(8, 0), (6, 2), (4, 4), (2, 6)}
 
 
 def test_workers_that_divide_experts_stay_together() -> None:
     parts = config(cluster={"workers": 8}, parallel={"expert": 4}, rollout={"max_response_tokens": 100})
-    found = advised(parts, Lengths.assumed(100), speeds_of(0.02, 5.0), 50.0)
-    assert found is not None
-    assert {(one.train, one.generate) for one in found.options} == {(8, 0), (4, 4)}
+    recommendation = advised(parts, Lengths.assumed(100), speeds_of(0.02, 5.0), 50.0)
+    assert recommendation is not None
+    assert {(option.train, option.generate) for option in recommendation.options} == {(8, 0), (4, 4)}
 
 
 @pytest.mark.long
 def test_the_plan_of_a_run_says_whether_asynchrony_pays() -> None:
     sets = ("rollout.max_response_tokens=8192", "train.offload=all", "model.gradient_checkpointing=true")
     known = setting(qwen_7b(), "h100:8", *sets, "train.tokens_per_microbatch=16384")
-    found = advice(known)
-    assert found is not None
-    assert found.assumed
-    assert found.synchronous.step_s > 0
-    assert found.as_dict()["options"][0].keys() >= {"async.staleness", "gain", "step_s", "trainer_idle"}
+    recommendation = advice(known)
+    assert recommendation is not None
+    assert recommendation.assumed
+    assert recommendation.synchronous.step_s > 0
+    assert recommendation.as_dict()["options"][0].keys() >= {"async.staleness", "gain", "step_s", "trainer_idle"}
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_measures_its_pace_and_what_other_layouts_would_make_of_it(staleness: int) -> None:
     """The measured steps are themselves simulated, with speeds that the fit does not see."""
-    own = config(
+    run_config = config(
         rollout={"max_response_tokens": 400, "workers": 4, "prompts_per_step": 8, "samples_per_prompt": 4},
         cluster={"workers": 4},
         **{"async": {"staleness": staleness}},
     )
     groups = Lengths(400, 100.0, 1.0).draw(40, 8, 4)
     decode, update, sync = 0.03, 4.0, 0.25
-    whole = simulate(groups, Speeds(lambda running, tokens: decode, 0.0, update, sync), Layout(4, 256, True, staleness))
-    generate = whole.trainer_idle * whole.step_s
-    line = {"time/step_s": whole.step_s, "time/generate_s": generate, "time/sync_s": sync}
-    line["time/engine_idle_s"] = whole.engine_idle * whole.step_s
-    pace = pace_of(own, groups.reshape(-1, 4).tolist(), [line] * 5, None)
+    simulated = simulate(
+        groups, Speeds(lambda running, tokens: decode, 0.0, update, sync), Layout(4, 256, True, staleness)
+    )
+    generate = simulated.trainer_idle * simulated.step_s
+    line = {"time/step_s": simulated.step_s, "time/generate_s": generate, "time/sync_s": sync}
+    line["time/engine_idle_s"] = simulated.engine_idle * simulated.step_s
+    pace = pace_of(run_config, groups.reshape(-1, 4).tolist(), [line] * 5, None)
     assert pace.advice is not None
     together = simulate(groups, Speeds(lambda running, tokens: decode, 0.0, update / 2, sync), Layout(8, 256))
     assert pace.advice.synchronous.step_s == pytest.approx(together.step_s, rel=0.1)
     if staleness:
-        assert pace.gain == pytest.approx(together.step_s / whole.step_s, rel=0.1)
+        assert pace.gain == pytest.approx(together.step_s / simulated.step_s, rel=0.1)
         assert "as fast as synchronous ones would be" in pace.summary
     else:
         assert pace.gain is None
-        assert pace.summary.startswith(f"a step takes {whole.step_s:.3g} s; responses measured: mean ")
+        assert pace.summary.startswith(f"a step takes {simulated.step_s:.3g} s; responses measured: mean ")
 
 
 @pytest.mark.long

@@ -14,10 +14,10 @@ from tests.contexts import context_of
 from tests.planner_settings import qwen_7b, setting
 
 
-def prepared(of: Setting, device: str) -> Prepared:
+def prepared(target: Setting, device: str) -> Prepared:
     """A run of which nothing is known but its configuration and its device."""
     unknown: dict[str, Any] = dict.fromkeys(("prompts", "held_out", "parameters"))
-    return Prepared(context_of(of.config, device=device), **unknown)
+    return Prepared(context_of(target.config, device=device), **unknown)
 
 
 @pytest.mark.parametrize(("gpus", "sleep"), [("8x180GB", "none"), ("8x80GB", "all")])
@@ -26,15 +26,17 @@ def test_the_least_that_fits_is_chosen_and_said(gpus: str, sleep: str, monkeypat
     monkeypatch.setattr(engine_sleep, "setting_of_run", lambda run: planned)
     run, rows = with_least_sleep(prepared(planned, "cuda"))
     assert run.config == planned.config.changed(rollout={"sleep": sleep})
-    ((name, how),) = rows
-    assert (name, how.partition(":")[0]) == ("engine's sleep", f"rollout.sleep = {sleep}")
-    assert how.endswith("GiB)")
+    ((name, explanation),) = rows
+    assert (name, explanation.partition(":")[0]) == ("engine's sleep", f"rollout.sleep = {sleep}")
+    assert explanation.endswith("GiB)")
 
 
 def test_what_is_set_or_unknown_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = setting(qwen_7b(), "8x180GB")
-    chosen, apart = (setting(qwen_7b(), "8x180GB", change) for change in ("rollout.sleep=all", "rollout.workers=1"))
-    for device, known in (("cpu", planned), ("cuda", None), ("cuda", chosen), ("cuda", apart)):
+    explicit, separate = (
+        setting(qwen_7b(), "8x180GB", change) for change in ("rollout.sleep=all", "rollout.workers=1")
+    )
+    for device, known in (("cpu", planned), ("cuda", None), ("cuda", explicit), ("cuda", separate)):
         monkeypatch.setattr(engine_sleep, "setting_of_run", lambda run, known=known: known)
         run = prepared(known or planned, device)
         assert with_least_sleep(run) == (run, [])

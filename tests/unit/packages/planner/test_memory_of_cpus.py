@@ -64,10 +64,10 @@ def test_a_real_model_trains_on_a_laptop_of_8_gb(smollm: ModelShape, dtype: str)
     run = on_laptop(smollm, 8e9 / GIB - 1, f"model.dtype={dtype}")
     assert not fits(run)
     assert verdict(run) == "may not fit"
-    chosen, enough = lowered(run)
+    fitted, enough = lowered(run)
     assert enough
-    assert max(totals(chosen).values()) <= budget(chosen) < 5 * GIB
-    assert chosen.config.train.tokens_per_microbatch >= 1056, "a sample of the length that the configuration allows"
+    assert max(totals(fitted).values()) <= budget(fitted) < 5 * GIB
+    assert fitted.config.train.tokens_per_microbatch >= 1056, "a sample of the length that the configuration allows"
 
 
 def test_nothing_changes_where_there_is_room(smollm: ModelShape) -> None:
@@ -116,9 +116,9 @@ def test_a_limit_of_a_process_counts(smollm: ModelShape) -> None:
     run = on_laptop(smollm, 40, "model.dtype=bfloat16")
     limited = replace(run, device=replace(run.device, process_limit=6 * GIB))
     assert not fits(limited)
-    chosen, enough = lowered(limited)
+    fitted, enough = lowered(limited)
     assert enough
-    assert max(totals(chosen).values()) <= 0.9 * 6 * GIB
+    assert max(totals(fitted).values()) <= 0.9 * 6 * GIB
 
 
 def test_a_checkpoint_is_copied_only_where_there_is_room(smollm: ModelShape) -> None:

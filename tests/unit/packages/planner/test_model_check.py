@@ -287,9 +287,9 @@ def test_a_config_that_cannot_be_trained_is_refused_in_one_line(
 ) -> None:
     path = written(tmp_path / "model", config)
     assert main(["model", "check", path, "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert json.loads(out)["supported"] is False
-    assert reason in json.loads(out)["reason"]
+    output, err = capsys.readouterr()
+    assert json.loads(output)["supported"] is False
+    assert reason in json.loads(output)["reason"]
     assert reason in err.strip().splitlines()[-1]
 
 

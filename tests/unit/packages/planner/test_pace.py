@@ -29,18 +29,18 @@ def step(tokens: int) -> SampleTable:
 
 def reports(steps: int, config: RunConfig = CONFIG, planned: Any = lambda: None) -> MagicMock:
     """What a run of so many steps has reported. Its first steps are ten times as long."""
-    told = MagicMock()
-    pace = PaceReport(ListenedRun(Path("run"), config, told.note, told.warn, told.event, planned))
+    listened = MagicMock()
+    pace = PaceReport(ListenedRun(Path("run"), config, listened.note, listened.warn, listened.event, planned))
     for number in range(1, steps + 1):
         pace.generated(step(10 if number > WARM_UP else 100))
         pace.step(number, {name: value * (1 if number > WARM_UP else 10) for name, value in LINE.items()})
     pace.finish(steps)
-    return told
+    return listened
 
 
 def test_the_pace_is_told_once_after_twenty_steps() -> None:
-    told = reports(STEPS + 5)
-    [note], [event] = told.note.call_args_list, told.event.call_args_list
+    listened = reports(STEPS + 5)
+    [note], [event] = listened.note.call_args_list, listened.event.call_args_list
     text = note.args[0]
     assert text.startswith(f"after {STEPS} steps: a step takes 4 s; responses measured: mean 20, longest 30 tokens; ")
     assert event.args == ("pace",)
@@ -53,25 +53,25 @@ def test_a_shorter_run_tells_no_pace() -> None:
 
 
 def test_supervised_steps_are_timed_without_advice() -> None:
-    own = CONFIG.changed(data={"response": "answer"})
-    assert reports(STEPS, own).note.call_args.args[0] == f"after {STEPS} steps: a step takes 4 s"
+    run_config = CONFIG.changed(data={"response": "answer"})
+    assert reports(STEPS, run_config).note.call_args.args[0] == f"after {STEPS} steps: a step takes 4 s"
 
 
 def test_a_failure_to_measure_is_told_and_harms_nothing() -> None:
     planned = MagicMock(side_effect=ValueError("no such device"))
-    told = reports(STEPS, planned=planned)
-    [note] = told.note.call_args_list
+    listened = reports(STEPS, planned=planned)
+    [note] = listened.note.call_args_list
     assert "no such device" in note.args[0]
-    assert not told.event.mock_calls
+    assert not listened.event.mock_calls
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_an_asynchronous_run_tells_its_gain(staleness: int) -> None:
-    own = RunConfig.model_validate(
+    run_config = RunConfig.model_validate(
         {
             "async": {"staleness": staleness},
             "algorithm": {"correction": "token_tis"},
             "rollout": {"workers": 1, "prompts_per_step": 2, "samples_per_prompt": 3},
         }
     )
-    assert "× as fast as synchronous ones would be; responses" in reports(STEPS, own).note.call_args.args[0]
+    assert "× as fast as synchronous ones would be; responses" in reports(STEPS, run_config).note.call_args.args[0]

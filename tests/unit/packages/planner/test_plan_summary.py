@@ -30,8 +30,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, count in (("train", 12), ("test", 5)):
         questions = [[{"role": "user", "content": f"1+{number}="}] for number in range(count)]
         rows = [
-            row(data_source="toy", messages=one, verifier="gsm8k", ground_truth="2", extra_info=extra)
-            for one in questions
+            row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="2", extra_info=extra)
+            for messages in questions
         ]
         write_rows(folder / f"{split}.parquet", rows)
     return folder
@@ -46,7 +46,7 @@ def prepared_for(recipe: str, places: Path, *sets: str) -> Prepared:
 def test_a_run_prints_five_lines(places: Path) -> None:
     prepared = prepared_for("grpo", places, "rollout.samples_per_prompt=2")
     rows = summary(prepared, derived_plan(prepared), Path("runs/grpo-1"))
-    assert [what for what, _ in rows] == ["model", "data", "batch", "estimate", "output"]
+    assert [title for title, _ in rows] == ["model", "data", "batch", "estimate", "output"]
     lines = dict(rows)
     assert lines["model"].endswith("526k parameters, float32 on cpu, all weights, 1 worker")
     assert lines["data"] == f"12 prompts of {places}, scored by gsm8k; evaluated on 5"
@@ -96,9 +96,9 @@ def test_given_responses_count_at_their_own_lengths(places: Path) -> None:
     assert setting is not None
     assert 1 <= setting.response_tokens < 4
     assert setting.pack.tokens < setting.samples * (setting.prompt_tokens + 4)
-    drawn = setting_of_run(prepared_for("grpo", places))
-    assert drawn is not None
-    assert drawn.response_tokens == 16
+    sampled = setting_of_run(prepared_for("grpo", places))
+    assert sampled is not None
+    assert sampled.response_tokens == 16
 
 
 def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(places: Path) -> None:
@@ -156,13 +156,13 @@ def test_a_plan_counts_the_images_of_the_data_by_their_headers(
     monkeypatch.setattr(decoding, "decode", decode)
     flags = {"model.path": str(model), "data.path": str(tmp_path / "data")}
     notes: list[str] = []
-    found, rows = planned("grpo", flags, ["model.freeze=encoder", "data.max_prompt_tokens=64"], "cpu", notes.append)
-    assert found.setting.image_stats == ImageStats(tokens, 1.0)
-    assert found.setting.prompt_tokens > tokens + 10
+    result, rows = planned("grpo", flags, ["model.freeze=encoder", "data.max_prompt_tokens=64"], "cpu", notes.append)
+    assert result.setting.image_stats == ImageStats(tokens, 1.0)
+    assert result.setting.prompt_tokens > tokens + 10
     assert dict(rows)["pictures"] == f"at most 1 a prompt; {tokens} tokens of a mean prompt, {size} of pixels a step"
-    assert f"{found.setting.pixel_bytes / 1e6:.3g} MB" == size
+    assert f"{result.setting.pixel_bytes / 1e6:.3g} MB" == size
     assert dict(rows)["trained"] == "all weights but encoder (model.freeze)"
-    assert {"pictures"} <= {part for phase in found.memory if phase.name == "update" for part in phase.parts}
+    assert {"pictures"} <= {part for phase in result.memory if phase.name == "update" for part in phase.parts}
     assert not notes
     with pytest.raises(ConfigError, match=r"model.freeze = vision: .* reads text alone"):
         planned("grpo", {"model.path": str(make_tiny_model(tmp_path / "text"))}, ["model.freeze=vision"], "cpu", print)

@@ -68,8 +68,8 @@ def test_gpus_are_named_counted_or_given_by_size() -> None:
     ],
 )
 def test_the_machine_s_gpu_is_found_in_the_table(name: str, known: str) -> None:
-    found = of_machine(name, 5.0)
-    assert (found.name, found.memory) == (known, 5.0)
+    gpu = of_machine(name, 5.0)
+    assert (gpu.name, gpu.memory) == (known, 5.0)
 
 
 def test_a_gpu_that_tells_no_memory_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_devices_that_there_are_not_are_refused(text: str) -> None:
 
 
 def test_more_ranks_hold_smaller_parts(shape: ModelShape) -> None:
-    one, eight = (phases(setting(shape, f"h100:{count}"))[-1].parts for count in (1, 8))
-    assert one["weights"] == pytest.approx(4 * shape.parameters)
-    assert eight["weights"] == pytest.approx(one["weights"] / 8)
+    single, eight = (phases(setting(shape, f"h100:{count}"))[-1].parts for count in (1, 8))
+    assert single["weights"] == pytest.approx(4 * shape.parameters)
+    assert eight["weights"] == pytest.approx(single["weights"] / 8)
     assert eight["optimizer"] == pytest.approx(2 * eight["weights"])
 
 
@@ -108,8 +108,8 @@ def test_each_copy_is_sharded_over_its_own_workers(shape: ModelShape) -> None:
     assert checkpoint_bytes(copies) == checkpoint_bytes(four)
     assert host_bytes(copies) == host_bytes(four)
     update = {
-        name: next(t for t in times(one) if t.name == "update").seconds
-        for name, one in (("four", four), ("copies", copies))
+        name: next(t for t in times(layout) if t.name == "update").seconds
+        for name, layout in (("four", four), ("copies", copies))
     }
     assert update["copies"] < update["four"]
 
@@ -121,8 +121,10 @@ def test_a_run_that_does_not_fit_as_copies_is_told_of_one(shape: ModelShape) -> 
 
 def test_workers_that_divide_tokens_hold_a_share_of_the_activations(shape: ModelShape) -> None:
     long = ("rollout.max_response_tokens=30000", "data.max_prompt_tokens=1000", "train.tokens_per_microbatch=31000")
-    whole, four = (setting(shape, "h100:8", *long, f"parallel.context={ranks}") for ranks in (1, 4))
-    parts, wanted = (next(one for one in phases(own) if one.name == "update").parts for own in (four, whole))
+    undivided, four = (setting(shape, "h100:8", *long, f"parallel.context={ranks}") for ranks in (1, 4))
+    parts, wanted = (
+        next(phase for phase in phases(layout) if phase.name == "update").parts for layout in (four, undivided)
+    )
     assert parts["activations"] == pytest.approx(wanted["activations"] / 4, rel=0.01)
     assert (parts["weights"], parts["optimizer"]) == (wanted["weights"], wanted["optimizer"])
     seconds = {
@@ -136,8 +138,11 @@ def test_workers_that_divide_tokens_hold_a_share_of_the_activations(shape: Model
 
 def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape: ModelShape) -> None:
     mixture = replace(shape, experts=64, experts_per_token=4, intermediate=768)
-    whole, divided = (setting(mixture, "h100:8", f"parallel.expert={ranks}") for ranks in (1, 8))
-    parts, wanted = (next(one for one in phases(own) if one.name == "update").parts for own in (divided, whole))
+    undivided, divided = (setting(mixture, "h100:8", f"parallel.expert={ranks}") for ranks in (1, 8))
+    parts, wanted = (
+        next(layout for layout in phases(divided_setting) if layout.name == "update").parts
+        for divided_setting in (divided, undivided)
+    )
     assert (parts["weights"], parts["optimizer"]) == (wanted["weights"], wanted["optimizer"])
     others = mixture.experts * mixture.expert_parameters * 7 / 8
     assert wanted["gathered weights"] - parts["gathered weights"] == pytest.approx(2 * 2 * others), (
@@ -148,7 +153,7 @@ def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape:
         ways = (
             setting(mixture, "h100:8", f"parallel.expert={n}", f"train.tokens_per_microbatch={tokens}") for n in (1, 8)
         )
-        seconds.append([next(t for t in times(one) if t.name == "update").seconds for one in ways])
+        seconds.append([next(t for t in times(layout) if t.name == "update").seconds for layout in ways])
     (whole_s, divided_s), (long_s, long_divided_s) = seconds
     assert divided_s / whole_s < long_divided_s / long_s, (
         "weights are gathered for each micro-batch, tokens are sent once"
@@ -158,13 +163,13 @@ def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape:
 def test_a_critic_and_teachers_on_workers_of_their_own_divide_no_experts(shape: ModelShape) -> None:
     mixture = replace(shape, experts=64, experts_per_token=4, intermediate=768)
     for keys in (["critic.workers=2", "algorithm.advantage=gae"], ["teacher.workers=2", "teacher.path=t"]):
-        asked = replace(
+        separate = replace(
             setting(mixture, "h100:8", "parallel.expert=8", *keys),
             teachers=(mixture,),
             critic=replace(mixture, value=True),
         )
-        assert all(one.seconds > 0 for one in times(asked))
-        assert asked.with_dedicated_workers(2).elsewhere(mixture) == 0
+        assert all(phase.seconds > 0 for phase in times(separate))
+        assert separate.with_dedicated_workers(2).elsewhere(mixture) == 0
 
 
 def test_a_run_whose_samples_are_too_long_is_told_to_divide_them(shape: ModelShape) -> None:
@@ -181,7 +186,7 @@ def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape
 
 def test_one_gpu_keeps_all_weights_in_16_bits_during_an_update(shape: ModelShape) -> None:
     def gathered(gpus: str, *keys: str) -> float:
-        return next(one for one in phases(setting(shape, gpus, *keys)) if one.name == "update").parts[
+        return next(phase for phase in phases(setting(shape, gpus, *keys)) if phase.name == "update").parts[
             "gathered weights"
         ]
 
@@ -205,14 +210,14 @@ def test_checkpointing_takes_less_and_offloading_its_inputs_still_less(shape: Mo
 
 
 def test_offload_moves_memory_from_device_to_host_during_generation(shape: ModelShape) -> None:
-    kept, moments, everything = (
+    resident, moments, everything = (
         setting(shape, "h100:8", f"train.offload={kind}") for kind in ("none", "optimizer", "all")
     )
     state = 4 * shape.parameters / 8
-    assert totals(kept)["generate"] - totals(moments)["generate"] == pytest.approx(2 * state)
-    assert totals(kept)["generate"] - totals(everything)["generate"] == pytest.approx(3 * state)
-    assert totals(kept)["update"] == pytest.approx(totals(everything)["update"])
-    assert host_bytes(everything) - host_bytes(kept) == pytest.approx(3 * state)
+    assert totals(resident)["generate"] - totals(moments)["generate"] == pytest.approx(2 * state)
+    assert totals(resident)["generate"] - totals(everything)["generate"] == pytest.approx(3 * state)
+    assert totals(resident)["update"] == pytest.approx(totals(everything)["update"])
+    assert host_bytes(everything) - host_bytes(resident) == pytest.approx(3 * state)
 
 
 @pytest.mark.parametrize(
@@ -226,20 +231,22 @@ def test_offload_moves_memory_from_device_to_host_during_generation(shape: Model
 def test_all_that_is_offloaded_is_in_the_hosts_memory(
     shape: ModelShape, recipe: str, more: list[str], bytes_each: int
 ) -> None:
-    kept, away = (setting(shape, "h100:8", f"train.offload={kind}", *more, recipe=recipe) for kind in ("none", "all"))
-    found = host_bytes(away) - host_bytes(kept)
-    beside = (away.critic or shape).parameters * bytes_each / 8
-    assert found == pytest.approx(3 * 4 * away.trained_parameters() / 8 + beside)
-    gone = totals(kept)["generate"] - totals(away)["generate"]
-    assert found == pytest.approx(gone), "what leaves the device"
+    resident, away = (
+        setting(shape, "h100:8", f"train.offload={kind}", *more, recipe=recipe) for kind in ("none", "all")
+    )
+    host_increase = host_bytes(away) - host_bytes(resident)
+    other_bytes = (away.critic or shape).parameters * bytes_each / 8
+    assert host_increase == pytest.approx(3 * 4 * away.trained_parameters() / 8 + other_bytes)
+    gone = totals(resident)["generate"] - totals(away)["generate"]
+    assert host_increase == pytest.approx(gone), "what leaves the device"
 
 
 def test_engines_of_their_own_leave_the_trainers_memory(shape: ModelShape) -> None:
-    apart = forecast(setting(shape, "h100:4", "rollout.workers=4"))
-    assert "generate" not in {phase.name for phase in apart.memory}
-    assert apart.engine_worker is not None
-    assert "weights" not in apart.engine_worker.parts
-    assert all("KV cache" not in phase.parts for phase in apart.memory)
+    separate = forecast(setting(shape, "h100:4", "rollout.workers=4"))
+    assert "generate" not in {phase.name for phase in separate.memory}
+    assert separate.engine_worker is not None
+    assert "weights" not in separate.engine_worker.parts
+    assert all("KV cache" not in phase.parts for phase in separate.memory)
 
 
 def test_the_sampler_s_state_sleeps_with_the_weights(shape: ModelShape) -> None:
@@ -277,31 +284,32 @@ def test_an_engine_that_keeps_memory_has_it_while_the_trainer_computes(shape: Mo
 def test_an_engine_releases_the_least_with_which_a_run_fits(
     gpus: str, sets: list[str], sleep: str, shape: ModelShape
 ) -> None:
-    chosen = with_least_sleep(setting(shape, gpus, *sets))
-    assert chosen.config.rollout.sleep == sleep
+    adjusted = with_least_sleep(setting(shape, gpus, *sets))
+    assert adjusted.config.rollout.sleep == sleep
     if sleep != "auto" and "rollout.sleep=none" not in sets:
-        assert fits(chosen)
+        assert fits(adjusted)
 
 
 def test_an_adapters_base_stays_on_the_device_where_it_can(shape: ModelShape) -> None:
-    chosen = with_least_sleep(setting(shape, "h200:1", "lora.rank=32", "rollout.gpu_memory_utilization=0.6"))
-    assert chosen.config.rollout.sleep == "cache"
-    moving = chosen.with_keys(rollout={"sleep": "all"})
-    assert host_bytes(moving) > host_bytes(chosen) + weights(chosen)
-    assert {p.name: p.seconds for p in times(moving)}["sync"] > {p.name: p.seconds for p in times(chosen)}["sync"]
+    adjusted = with_least_sleep(setting(shape, "h200:1", "lora.rank=32", "rollout.gpu_memory_utilization=0.6"))
+    assert adjusted.config.rollout.sleep == "cache"
+    moving = adjusted.with_keys(rollout={"sleep": "all"})
+    assert host_bytes(moving) > host_bytes(adjusted) + weights(adjusted)
+    assert {p.name: p.seconds for p in times(moving)}["sync"] > {p.name: p.seconds for p in times(adjusted)}["sync"]
 
 
 def test_a_sync_takes_the_module_that_vllm_loads_anew(shape: ModelShape) -> None:
-    one, shared = setting(shape, "h100:2"), setting(shape, "h100:2", "rollout.tensor_parallel=2")
-    assert reloading(one) == 2 * reloading(shared) == 2 * shape.embedding_parameters
+    unshared, shared = setting(shape, "h100:2"), setting(shape, "h100:2", "rollout.tensor_parallel=2")
+    assert reloading(unshared) == 2 * reloading(shared) == 2 * shape.embedding_parameters
     mixture = replace(shape, experts=128, experts_per_token=8, intermediate=768)
     assert reloading(setting(mixture, "h100:1")) == 2 * 128 * mixture.expert_parameters
     assert reloading(setting(shape, "cpu")) == reloading(setting(shape, "h100:1", "lora.rank=8")) == 0
-    apart = {
-        phase.name: phase.total for phase in phases(replace(one, config=one.config.changed(rollout={"workers": 1})))
+    separate_totals = {
+        phase.name: phase.total
+        for phase in phases(replace(unshared, config=unshared.config.changed(rollout={"workers": 1})))
     }
-    there = {phase.name: phase.total for phase in phases(one)}
-    assert there["sync"] > apart["sync"] + reloading(one)
+    colocated_totals = {phase.name: phase.total for phase in phases(unshared)}
+    assert colocated_totals["sync"] > separate_totals["sync"] + reloading(unshared)
 
 
 def test_fp8_halves_the_engine_s_layers(shape: ModelShape) -> None:
@@ -331,12 +339,12 @@ def test_the_engine_gets_the_largest_share_beside_what_trains(shape: ModelShape)
 
 
 def test_what_fits_nowhere_comes_with_what_would_fit(shape: ModelShape) -> None:
-    found = forecast(setting(shape, "1x80GB"))
-    assert not found.fits
-    assert found.largest == {}
-    assert any(hint.keys.get("lora.rank") for hint in found.fixes)
-    assert any(hint.keys.get("cluster.workers", 0) > 1 for hint in found.fixes)
-    for hint in found.fixes:
+    prediction = forecast(setting(shape, "1x80GB"))
+    assert not prediction.fits
+    assert prediction.largest == {}
+    assert any(hint.keys.get("lora.rank") for hint in prediction.fixes)
+    assert any(hint.keys.get("cluster.workers", 0) > 1 for hint in prediction.fixes)
+    for hint in prediction.fixes:
         sections: dict[str, dict[str, Any]] = {}
         for key, value in hint.keys.items():
             section, _, name = key.partition(".")
@@ -380,14 +388,14 @@ def test_a_cpu_s_phases_hold_the_engine_throughout(shape: ModelShape) -> None:
 @pytest.mark.long
 def test_plan_answers_in_json_without_weights_or_a_gpu(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["fits"] is True
-    assert set(said["largest"]) == {"train.tokens_per_microbatch", "rollout.gpu_memory_utilization"}
-    assert {"generate_gb", "update_gb", "sync_gb"} <= set(said["memory"])
-    parts = said["memory"]["update_gb"]["parts"]
-    assert sum(parts.values()) == pytest.approx(said["memory"]["update_gb"]["total"])
-    assert said["plan"]["samples a step"].startswith("32 prompts")
-    assert "prompts" not in said["plan"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits"] is True
+    assert set(answer["largest"]) == {"train.tokens_per_microbatch", "rollout.gpu_memory_utilization"}
+    assert {"generate_gb", "update_gb", "sync_gb"} <= set(answer["memory"])
+    parts = answer["memory"]["update_gb"]["parts"]
+    assert sum(parts.values()) == pytest.approx(answer["memory"]["update_gb"]["total"])
+    assert answer["plan"]["samples a step"].startswith("32 prompts")
+    assert "prompts" not in answer["plan"]
 
 
 @pytest.mark.long
@@ -400,7 +408,7 @@ def test_plan_shows_a_bar_for_each_phase(qwen: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "problem"),
     [
         (["--gpus", "h1000:8"], "h1000"),
         (["--gpus", "h100:8", "--set", "train.nonsense=1"], "train.nonsense"),
@@ -415,11 +423,11 @@ def test_plan_shows_a_bar_for_each_phase(qwen: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_plan_refuses_in_one_line(
-    arguments: list[str], named: str, qwen: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], problem: str, qwen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "grpo", "--model", str(qwen), *arguments]) == 2
     error = capsys.readouterr().err
-    assert named in error
+    assert problem in error
     assert len(error.strip().splitlines()) == 1
 
 
@@ -428,9 +436,9 @@ def test_devices_that_share_an_engine_are_counted_before_the_rules(
 ) -> None:
     words = ["--set", "critic.workers=2", "--set", "rollout.tensor_parallel=4"]
     assert main(["plan", "ppo", "--model", str(qwen), "--gpus", "h100:6", *words, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["plan"]["samples an engine"].startswith("256 / 1 engines")
-    assert said["critic_worker"]["total"] > 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["plan"]["samples an engine"].startswith("256 / 1 engines")
+    assert answer["critic_worker"]["total"] > 0
 
 
 def test_what_does_not_fit_is_told_as_it_is(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,36 +446,38 @@ def test_what_does_not_fit_is_told_as_it_is(qwen: Path, capsys: pytest.CaptureFi
     assert main([*words, "rollout.gpu_memory_utilization=0.1"]) == 0
     assert "KV cache holds 0" in capsys.readouterr().out.replace("\n", " ")
     assert main([*words, "rollout.kv_cache_mb=100", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert "kv_cache_mb" in said["shortfall"]
-    assert [hint["set"] for hint in said["hints"]] == [{"rollout.kv_cache_mb": 112}]  # 2 · 28 · 512 · 2 B · 2,048
+    answer = json.loads(capsys.readouterr().out)
+    assert "kv_cache_mb" in answer["shortfall"]
+    assert [hint["set"] for hint in answer["hints"]] == [{"rollout.kv_cache_mb": 112}]  # 2 · 28 · 512 · 2 B · 2,048
 
 
 def test_a_critic_on_workers_of_its_own_is_no_burden_of_the_policy_s(shape: ModelShape) -> None:
-    together, apart = (setting(shape, "h100:4", *words, recipe="ppo") for words in ((), ("critic.workers=2",)))
-    assert "critic" not in phases(apart)[-1].parts
-    own = forecast(apart).critic_worker
-    assert own is not None
-    assert own.parts["critic"] == pytest.approx(2 * phases(together)[-1].parts["critic"])
+    together, separate = (setting(shape, "h100:4", *words, recipe="ppo") for words in ((), ("critic.workers=2",)))
+    assert "critic" not in phases(separate)[-1].parts
+    critic_forecast = forecast(separate).critic_worker
+    assert critic_forecast is not None
+    assert critic_forecast.parts["critic"] == pytest.approx(2 * phases(together)[-1].parts["critic"])
     assert forecast(together).critic_worker is None
 
 
 def test_teachers_are_counted_where_they_are(shape: ModelShape) -> None:
     two = 'teacher.path=[{path = "a", sources = ["x"]}, {path = "b"}]'
-    shared, apart = (setting(shape, "h100:4", two, *more, recipe="opd") for more in ((), ("teacher.workers=2",)))
+    shared, separate = (
+        setting(shape, "h100:4", two, *overrides, recipe="opd") for overrides in ((), ("teacher.workers=2",))
+    )
     weights_each = 2 * 2 * shape.parameters / 4  # two teachers in bfloat16 on four ranks
     for phase in phases(shared):
         assert phase.parts["teachers"] == pytest.approx(weights_each)
     assert "teacher" in totals(shared)
-    assert "teacher" not in totals(apart)
-    assert not any("teachers" in phase.parts for phase in phases(apart))
-    own = forecast(apart).teacher_worker
-    assert own is not None
-    assert own.parts["teachers"] == pytest.approx(2 * weights_each)
+    assert "teacher" not in totals(separate)
+    assert not any("teachers" in phase.parts for phase in phases(separate))
+    teacher_forecast = forecast(separate).teacher_worker
+    assert teacher_forecast is not None
+    assert teacher_forecast.parts["teachers"] == pytest.approx(2 * weights_each)
     assert forecast(shared).teacher_worker is None
     seconds = {phase.name: phase.seconds for phase in times(shared)}
     assert seconds["teacher"] == pytest.approx(seconds["old_log_probs"])
-    assert {phase.name: phase.seconds for phase in times(apart)}["teacher"] > seconds["teacher"]
+    assert {phase.name: phase.seconds for phase in times(separate)}["teacher"] > seconds["teacher"]
 
 
 def test_what_teachers_say_is_counted_until_the_update_is_over(shape: ModelShape) -> None:
@@ -485,12 +495,12 @@ def test_offload_keeps_teachers_off_the_device_while_they_do_not_score(shape: Mo
 
 
 def test_generation_beside_training_costs_a_step_what_takes_longer(shape: ModelShape) -> None:
-    after, beside = (
+    sequential, concurrent = (
         forecast(setting(shape, "h100:4", "rollout.workers=4", f"async.staleness={staleness}")) for staleness in (0, 1)
     )
-    seconds = {phase.name: phase.seconds for phase in beside.seconds}
-    assert after.step_seconds == pytest.approx(sum(seconds.values()))
-    assert beside.step_seconds == max(seconds["generate"], after.step_seconds - seconds["generate"])
+    seconds = {phase.name: phase.seconds for phase in concurrent.seconds}
+    assert sequential.step_seconds == pytest.approx(sum(seconds.values()))
+    assert concurrent.step_seconds == max(seconds["generate"], sequential.step_seconds - seconds["generate"])
 
 
 PLAIN = {name: size for name, size in QWEN_7B.items() if name != "architectures"}
@@ -520,10 +530,10 @@ def test_sizes_read_without_transformers_are_the_same(change: dict[str, Any], pl
     from transformers import AutoConfig
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN | change))
-    found = plain_config(str(tmp_path))
-    assert (found is not None) == plain
-    if found is not None:
-        assert shape_of(found) == shape_of(AutoConfig.from_pretrained(tmp_path))
+    plain_settings = plain_config(str(tmp_path))
+    assert (plain_settings is not None) == plain
+    if plain_settings is not None:
+        assert shape_of(plain_settings) == shape_of(AutoConfig.from_pretrained(tmp_path))
 
 
 @pytest.mark.long
@@ -588,23 +598,23 @@ def test_memory_auto_chooses_what_is_not_set_and_says_so(
 ) -> None:
     arguments = ["train", "grpo", *tiny_run, "--memory", "auto", "--dry-run", "--json"]
     assert main(arguments) == 0
-    said = json.loads(capsys.readouterr().out)
-    chosen = said["config"]["train"]["tokens_per_microbatch"]
-    assert f"train.tokens_per_microbatch = {chosen}" in said["plan"]["--memory auto, micro-batch"]
-    assert f"at most {chosen} tokens" in said["plan"]["micro-batch"]
+    answer = json.loads(capsys.readouterr().out)
+    micro_batch = answer["config"]["train"]["tokens_per_microbatch"]
+    assert f"train.tokens_per_microbatch = {micro_batch}" in answer["plan"]["--memory auto, micro-batch"]
+    assert f"at most {micro_batch} tokens" in answer["plan"]["micro-batch"]
     assert main([*arguments, "--set", "train.tokens_per_microbatch=2048"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["config"]["train"]["tokens_per_microbatch"] == 2048
-    assert "as set" in said["plan"]["--memory auto, micro-batch"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["config"]["train"]["tokens_per_microbatch"] == 2048
+    assert "as set" in answer["plan"]["--memory auto, micro-batch"]
 
 
 def test_memory_auto_raises_a_micro_batch_that_is_shorter_than_a_sample(qwen: Path) -> None:
     from rlcli_planner.launch.memory_auto import resolve_auto
 
     long = ["rollout.max_response_tokens=16384"]
-    found = resolve_auto("grpo", {"model.path": str(qwen)}, long)
-    assert found.config.train.tokens_per_microbatch == 1024 + 16384
-    assert found.origins["train.tokens_per_microbatch"] == "--memory auto"
+    adjusted = resolve_auto("grpo", {"model.path": str(qwen)}, long)
+    assert adjusted.config.train.tokens_per_microbatch == 1024 + 16384
+    assert adjusted.origins["train.tokens_per_microbatch"] == "--memory auto"
     assert resolve_auto("grpo", {}, []) == resolve("grpo", {}, [])
     with pytest.raises(ConfigError, match="tokens_per_microbatch = 2048"):
         resolve_auto("grpo", {}, [*long, "train.tokens_per_microbatch=2048"])
@@ -620,10 +630,10 @@ def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: lis
     flags = {"model.path": tiny_run[1], "data.path": tiny_run[3], "cluster.device": "cpu"}
     sets = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_response_tokens=512"]
     resolved = resolve("grpo", flags, [*sets, "data.max_prompt_tokens=32"])
-    chosen, prepared, _ = with_auto_memory(resolved, prepare(resolved.config))
-    assert chosen.config.train.tokens_per_microbatch == 4 * (32 + 512)  # all that a step has
-    assert prepared.config.train == chosen.config.train
-    (tmp_path / "config.toml").write_text(dump_toml(chosen))
-    again = read_run_config(tmp_path)
-    assert again.config.train == chosen.config.train
-    assert again.origins["train.tokens_per_microbatch"] == "--memory auto"
+    adjusted, prepared, _ = with_auto_memory(resolved, prepare(resolved.config))
+    assert adjusted.config.train.tokens_per_microbatch == 4 * (32 + 512)  # all that a step has
+    assert prepared.config.train == adjusted.config.train
+    (tmp_path / "config.toml").write_text(dump_toml(adjusted))
+    saved_config = read_run_config(tmp_path)
+    assert saved_config.config.train == adjusted.config.train
+    assert saved_config.origins["train.tokens_per_microbatch"] == "--memory auto"

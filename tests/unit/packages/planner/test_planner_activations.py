@@ -80,12 +80,12 @@ KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.exhaustiv
 
 
 def config_of(kind: str, layers: int, **changes: Any) -> Any:
-    own = MIXTURES.get(kind, HYBRIDS.get(kind, {})) | ({"head_dim": 16} if kind != "qwen3_moe" else {})
+    fields = MIXTURES.get(kind, HYBRIDS.get(kind, {})) | ({"head_dim": 16} if kind != "qwen3_moe" else {})
     if kind in HYBRIDS:
-        own |= {"layer_types": ["linear_attention"] * (layers - 1) + ["full_attention"]}
+        fields |= {"layer_types": ["linear_attention"] * (layers - 1) + ["full_attention"]}
     if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
-        own |= {"layer_types": ["full_attention"] * layers, "sliding_window": 64}
-    return AutoConfig.for_model(kind, **{**SIZES, **own}, num_hidden_layers=layers, **changes)
+        fields |= {"layer_types": ["full_attention"] * layers, "sliding_window": 64}
+    return AutoConfig.for_model(kind, **{**SIZES, **fields}, num_hidden_layers=layers, **changes)
 
 
 def policy_of(config: Any, dtype: torch.dtype, rank: int = 0, targets: str = "all-linear") -> PolicyModel:

@@ -78,11 +78,11 @@ def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
     """Bytes above the parameters and the optimizer's states."""
     live = LiveBytes()
     live.mark([*model.parameters(), *states])
-    before = live.live
+    live_before = live.live
     live.mark([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     with live:
         work()
-    return live.peak - before
+    return live.peak - live_before
 
 
 CASES = [
@@ -199,8 +199,8 @@ def assert_predicted(
     optimizer.zero_grad(set_to_none=True)
     for work, parts in predicted.items():
         states = [value for state in optimizer.state.values() for value in state.values()]
-        found = peak(model, states, work)
-        assert sum(parts.values()) == pytest.approx(found, rel=CLOSE), (work.__name__, parts)
+        measured = peak(model, states, work)
+        assert sum(parts.values()) == pytest.approx(measured, rel=CLOSE), (work.__name__, parts)
 
 
 def test_what_is_copied_from_other_modules_is_what_they_say() -> None:

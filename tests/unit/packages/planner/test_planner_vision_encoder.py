@@ -52,7 +52,7 @@ def trainable(kind: str, dtype: torch.dtype, frozen: frozenset[str]) -> tuple[Po
 
 
 def image_inputs(rule: Any, *sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(one) for name, one in rule.inputs(images_for(rule, *sizes)).items()}
+    return {name: torch.from_numpy(array) for name, array in rule.inputs(images_for(rule, *sizes)).items()}
 
 
 def patches_of(vision_encoder: VisionEncoder, inputs: dict[str, torch.Tensor]) -> float:
@@ -73,9 +73,9 @@ def test_every_byte_kept_of_a_vision_encoder_is_accounted_for(
     kind: str, dtype: torch.dtype, frozen: frozenset[str]
 ) -> None:
     policy, rule = trainable(kind, dtype, frozen)
-    predicted, found = predicted_and_found(policy, rule, dtype, frozen)
-    assert predicted == pytest.approx(found, rel=NEARLY)
-    assert bool(found) == (frozen != PARTS)
+    predicted, measured = predicted_and_found(policy, rule, dtype, frozen)
+    assert predicted == pytest.approx(measured, rel=NEARLY)
+    assert bool(measured) == (frozen != PARTS)
 
 
 def predicted_and_found(
@@ -86,8 +86,8 @@ def predicted_and_found(
     shape, run = shape_of(policy.lm.config), Pass(dtype.itemsize, on_cpu=True, frozen=frozen)
     assert shape.vision_encoder is not None
     images = patches_of(shape.vision_encoder, inputs) / shape.vision_encoder.unit
-    found = kept_by_torch(policy, lambda: policy.lm.base_model.get_image_features(**inputs))
-    return vision_bytes(shape, run, Pack(0, 0, 0, images=images)), found
+    measured = kept_by_torch(policy, lambda: policy.lm.base_model.get_image_features(**inputs))
+    return vision_bytes(shape, run, Pack(0, 0, 0, images=images)), measured
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,8 +96,8 @@ def predicted_and_found(
 )
 def test_internvl_s_other_norms_are_accounted_for(vision: dict[str, Any], dtype: torch.dtype) -> None:
     lm, rule = variant(**vision)
-    predicted, found = predicted_and_found(PolicyModel(lm.to(dtype), dtype=dtype, source="tiny"), rule, dtype)
-    assert predicted == pytest.approx(found, rel=NEARLY)
+    predicted, measured = predicted_and_found(PolicyModel(lm.to(dtype), dtype=dtype, source="tiny"), rule, dtype)
+    assert predicted == pytest.approx(measured, rel=NEARLY)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,18 +108,20 @@ def test_a_pass_without_a_gradient_holds_what_is_predicted(kind: str, dtype: tor
     inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
     live = LiveBytes()
     live.mark([*lm.parameters(), *lm.buffers(), *inputs.values()])
-    before = live.live
+    live_before = live.live
     with live, torch.no_grad():
         lm.base_model.get_image_features(**inputs)
     predicted = working_bytes(vision_encoder, dtype.itemsize, patches_of(vision_encoder, inputs))
-    assert predicted == pytest.approx(live.peak - before, rel=0.1)
+    assert predicted == pytest.approx(live.peak - live_before, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_pass_with_images_keeps_what_is_predicted(kind: str) -> None:
     policy, rule = trainable(kind, torch.float32, frozenset())
     rows = [row_of(rule, tuple(images_for(rule, (4, 6), seed=number)), 40, first=40) for number in range(3)]
-    batch = pack([(t, p) for t, p, _ in rows], torch.device("cpu"), images=[own for *_, own in rows], rule=rule)
+    batch = pack(
+        [(t, p) for t, p, _ in rows], torch.device("cpu"), images=[row_images for *_, row_images in rows], rule=rule
+    )
     images = sum(int((tokens == rule.token).sum()) for tokens, *_ in rows)
     sizes = Pack(batch.tokens, batch.tokens, len(batch.targets), images=images)
     predicted = kept_bytes(shape_of(policy.lm.config), Pass(4, on_cpu=True), sizes)
@@ -151,11 +153,11 @@ def test_operations_of_a_vision_encoder_are_those_that_torch_counts(kind: str, f
     vision_encoder = vision_encoder_of(policy.lm.config)
     patches = patches_of(vision_encoder, inputs)
     image_patches = patches / 2
-    made: list[Any] = []
-    forward = counted(lambda: made.append(policy.lm.base_model.get_image_features(**inputs)))
+    outputs_of_encoder: list[Any] = []
+    forward = counted(lambda: outputs_of_encoder.append(policy.lm.base_model.get_image_features(**inputs)))
     assert sum(vision_encoder_flops(vision_encoder, patches, image_patches)) == pytest.approx(forward, rel=1e-12)
-    deep = getattr(made[0], "deepstack_features", None) or []
-    outputs = [one for several in (made[0].pooler_output, *deep) for one in several]
+    deep = getattr(outputs_of_encoder[0], "deepstack_features", None) or []
+    outputs = [tensor for several in (outputs_of_encoder[0].pooler_output, *deep) for tensor in several]
     if frozen == PARTS:
         assert not any(output.requires_grad for output in outputs)
         assert backward_flops(vision_encoder, patches, image_patches, frozen) == 0
@@ -188,8 +190,8 @@ def qwen_vl_7b() -> ModelShape:
 
 def with_images(gpus: str, *sets: str, tokens: float = 1369.0, prompt: float = 1500.0) -> Setting:
     """Prompts with one image of about a megapixel."""
-    of = setting(qwen_vl_7b(), gpus, "data.max_prompt_tokens=2048", *sets)
-    return replace(of, prompt_tokens=prompt, image_stats=ImageStats(tokens, 1.0 if tokens else 0.0))
+    run = setting(qwen_vl_7b(), gpus, "data.max_prompt_tokens=2048", *sets)
+    return replace(run, prompt_tokens=prompt, image_stats=ImageStats(tokens, 1.0 if tokens else 0.0))
 
 
 def test_a_vision_encoder_s_parameters_are_those_of_the_model() -> None:
@@ -209,12 +211,12 @@ def test_weights_that_no_sync_can_bring_back_are_in_host_memory_in_sleep() -> No
 
 def test_images_take_memory_time_and_room() -> None:
     text_only, vlm = with_images("h100:8", tokens=0), with_images("h100:8")
-    more = totals(vlm)["update"] - totals(text_only)["update"]
+    image_bytes = totals(vlm)["update"] - totals(text_only)["update"]
     vision_encoder, images = vlm.policy.vision_encoder, vlm.pack.images
     assert vision_encoder is not None
     # 32 blocks that keep about 11 widths and 4 inner widths of each patch in 16 bits, and norms in float32.
     a_patch = 32 * (2 * (11 * 1280 + 4 * 3420) + 8 * 1280)
-    assert more == pytest.approx(images * 4 * a_patch, rel=0.1)
+    assert image_bytes == pytest.approx(images * 4 * a_patch, rel=0.1)
     assert model_flops(vlm) > model_flops(text_only)
     assert {p.name: p.seconds for p in times(vlm)}["update"] > {p.name: p.seconds for p in times(text_only)}["update"]
     # 32 prompts a step, each image's tokens 28 × 28 pixels; patches hold each pixel twice, in float32.
@@ -227,22 +229,22 @@ def test_images_take_memory_time_and_room() -> None:
 
 @pytest.mark.parametrize("part", ["vision", "encoder", "projector"])
 def test_what_is_frozen_has_no_optimizer_state_and_keeps_less(part: str) -> None:
-    whole, frozen = with_images("h100:8"), with_images("h100:8", f'model.freeze=["{part}"]')
-    vision_encoder = whole.policy.vision_encoder
+    trainable, frozen = with_images("h100:8"), with_images("h100:8", f'model.freeze=["{part}"]')
+    vision_encoder = trainable.policy.vision_encoder
     assert vision_encoder is not None
-    left = {
+    frozen_parameters = {
         "vision": vision_encoder.parameters,
         "encoder": vision_encoder.encoder,
         "projector": vision_encoder.projector,
     }[part]
-    assert whole.trained_parameters() - frozen.trained_parameters() == left
-    assert checkpoint_bytes(whole) - checkpoint_bytes(frozen) == left * (12 - 2)
-    assert whole.weight_bytes() - frozen.weight_bytes() == left * (4 - 2)
-    assert totals(frozen)["update"] < totals(whole)["update"]
-    assert model_flops(frozen) < model_flops(whole)
+    assert trainable.trained_parameters() - frozen.trained_parameters() == frozen_parameters
+    assert checkpoint_bytes(trainable) - checkpoint_bytes(frozen) == frozen_parameters * (12 - 2)
+    assert trainable.weight_bytes() - frozen.weight_bytes() == frozen_parameters * (4 - 2)
+    assert totals(frozen)["update"] < totals(trainable)["update"]
+    assert model_flops(frozen) < model_flops(trainable)
 
 
 def test_without_data_a_prompt_is_one_image() -> None:
-    of = setting(qwen_vl_7b(), "h100:8")
-    assert of.image_stats == ImageStats(of.prompt_tokens, 1.0)
-    assert np.isfinite(forecast(of).step_seconds)
+    run = setting(qwen_vl_7b(), "h100:8")
+    assert run.image_stats == ImageStats(run.prompt_tokens, 1.0)
+    assert np.isfinite(forecast(run).step_seconds)

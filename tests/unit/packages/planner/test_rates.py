@@ -31,8 +31,8 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What was measured, each time as `RATES`."""
     calls: list[tuple[object, ...]] = []
 
-    def measure(*what: object) -> Rates:
-        calls.append(what)
+    def measure(*conditions: object) -> Rates:
+        calls.append(conditions)
         return RATES
 
     monkeypatch.setattr(rates, "measure", measure)
@@ -47,14 +47,15 @@ def test_a_machine_is_measured_once(measurements: list[tuple[object, ...]]) -> N
 
 
 @pytest.mark.parametrize(
-    "what", [("cpu", "float32", 2, 1), ("cpu", "bfloat16", 1, 1), ("cpu", "bfloat16", 2, 2), ("cuda", "bfloat16", 2, 1)]
+    "conditions",
+    [("cpu", "float32", 2, 1), ("cpu", "bfloat16", 1, 1), ("cpu", "bfloat16", 2, 2), ("cuda", "bfloat16", 2, 1)],
 )
 def test_another_dtype_device_or_number_of_threads_is_measured(
-    what: tuple[str, str, int, int], measurements: list[tuple[object, ...]]
+    conditions: tuple[str, str, int, int], measurements: list[tuple[object, ...]]
 ) -> None:
     machine_rates(*WHAT)
-    machine_rates(*what)
-    assert measurements == [WHAT, what]
+    machine_rates(*conditions)
+    assert measurements == [WHAT, conditions]
 
 
 def test_another_torch_or_processor_is_measured(
@@ -120,9 +121,9 @@ def test_a_measurement_that_fails_gives_none(command: str, tmp_path: Path, monke
 
 def test_processes_share_a_machine() -> None:
     fast = replace(RATES, read_rate=30e9, training=(100e9, 150e9, 170e9))
-    both = mean([RATES, fast])
-    assert (both.read_rate, both.training, both.quiet) == (25e9, (90e9, 140e9, 160e9), True)
-    assert both.widths == RATES.widths
+    averaged = mean([RATES, fast])
+    assert (averaged.read_rate, averaged.training, averaged.quiet) == (25e9, (90e9, 140e9, 160e9), True)
+    assert averaged.widths == RATES.widths
     assert not mean([RATES, replace(fast, quiet=False)]).quiet
 
 
@@ -147,9 +148,9 @@ def test_work_of_others_counts_and_that_of_the_measurement_does_not(monkeypatch:
         busy, ours = iter([100.0, 119.0 + others_s]), iter([5.0, 24.0])
         monkeypatch.setattr(rates, "_busy_s", lambda busy=busy: next(busy))
         monkeypatch.setattr(rates, "_ours_s", lambda ours=ours: next(ours))
-        found = rates._measure_once(*WHAT)
-        assert found is not None
-        assert found.quiet is quiet
+        measured = rates._measure_once(*WHAT)
+        assert measured is not None
+        assert measured.quiet is quiet
 
 
 class _Measurement:
@@ -220,9 +221,16 @@ def test_a_step_takes_its_operations_at_the_measured_rates() -> None:
 
 @pytest.mark.long
 def test_this_machine_can_be_measured() -> None:
-    found = rates.measure("cpu", "float32", 1, 1)
-    assert found is not None
-    numbers = (*found.training, *found.forward, *(rate for row in found.products for rate in row))
-    single = (found.read_rate, found.update_rate, found.operation_s, found.draw_s, found.softmax_s, found.python_s)
+    measured = rates.measure("cpu", "float32", 1, 1)
+    assert measured is not None
+    numbers = (*measured.training, *measured.forward, *(rate for row in measured.products for rate in row))
+    single = (
+        measured.read_rate,
+        measured.update_rate,
+        measured.operation_s,
+        measured.draw_s,
+        measured.softmax_s,
+        measured.python_s,
+    )
     assert all(number > 0 for number in (*numbers, *single))
-    assert found.measured > 1.7e9
+    assert measured.measured > 1.7e9

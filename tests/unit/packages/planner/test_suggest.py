@@ -28,33 +28,35 @@ def seven(gpus: str, *sets: str) -> Setting:
 @pytest.mark.long
 @pytest.mark.parametrize("gpus", ["h100:2", "h100:8", "a100:16"])
 def test_what_is_proposed_fits_and_is_in_order(gpus: str) -> None:
-    found = suggest_layouts(seven(gpus)).layouts
-    assert found
-    assert all(fits(one.setting) for one in found)
-    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
-    for one in found:
-        assert one.seconds == step_seconds(one.setting, times(one.setting))
-        for key, value in one.keys.items():
-            assert suggest._value(one.setting, key) == value
+    proposed = suggest_layouts(seven(gpus)).layouts
+    assert proposed
+    assert all(fits(candidate.setting) for candidate in proposed)
+    assert [candidate.seconds for candidate in proposed] == sorted(candidate.seconds for candidate in proposed)
+    for candidate in proposed:
+        assert candidate.seconds == step_seconds(candidate.setting, times(candidate.setting))
+        for key, value in candidate.keys.items():
+            assert suggest._value(candidate.setting, key) == value
 
 
 @pytest.mark.long
 def test_no_layout_that_fits_is_faster() -> None:
-    asked = seven("h100:4")
-    fitting = [solved(suggest._with(asked, keys)) for keys in suggest._candidates(asked)]
-    best = min(step_seconds(one, times(one)) for one in fitting if one)
-    assert suggest_layouts(asked).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
+    requested = seven("h100:4")
+    fitting = [solved(suggest._with(requested, keys)) for keys in suggest._candidates(requested)]
+    best = min(step_seconds(candidate, times(candidate)) for candidate in fitting if candidate)
+    assert suggest_layouts(requested).layouts[0].seconds == pytest.approx(best, rel=2 * suggest.ALIKE)
 
 
 @pytest.mark.long
 def test_layouts_that_are_not_much_faster_are_left_out() -> None:
     layouts = suggest_layouts(seven("h100:8")).layouts
-    divisions = [tuple(suggest._value(one.setting, key) for key in suggest.DIVIDING) for one in layouts]
+    divisions = [tuple(suggest._value(candidate.setting, key) for key in suggest.DIVIDING) for candidate in layouts]
     times_of: dict[tuple[Any, ...], list[float]] = {}
-    for division, one in zip(divisions, layouts, strict=True):
-        times_of.setdefault(division, []).append(one.seconds)
+    for division, candidate in zip(divisions, layouts, strict=True):
+        times_of.setdefault(division, []).append(candidate.seconds)
     assert all(
-        later > earlier * (1 + suggest.ALIKE) for taken in times_of.values() for earlier, later in pairwise(taken)
+        slower > earlier * (1 + suggest.ALIKE)
+        for seconds_of_kind in times_of.values()
+        for earlier, slower in pairwise(seconds_of_kind)
     )
 
 
@@ -87,9 +89,9 @@ def test_the_command_proposes_layouts(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["plan", "grpo", "--model", str(tmp_path), "--gpus", "h100:8", "--suggest"]
     words += [word for key in LONG for word in ("--set", key)]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["suggested"]
-    assert told["layouts"][0]["seconds"] <= told["layouts"][-1]["seconds"]
-    assert all(layout["peak_gb"] < 79.6 for layout in told["layouts"])
+    suggestions = json.loads(capsys.readouterr().out)["suggested"]
+    assert suggestions["layouts"][0]["seconds"] <= suggestions["layouts"][-1]["seconds"]
+    assert all(layout["peak_gb"] < 79.6 for layout in suggestions["layouts"])
     assert main(words) == 0
     assert "--set train.tokens_per_microbatch=" in " ".join(capsys.readouterr().out.split())
 

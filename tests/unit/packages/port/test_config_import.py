@@ -33,32 +33,32 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
     return file
 
 
-def values(found: Imported, folder: Path) -> dict[str, Any]:
+def values(imported: Imported, folder: Path) -> dict[str, Any]:
     """Every key of the recipe, resolved."""
-    return resolve(str(written(folder, "imported.toml", found.toml))).values()
+    return resolve(str(written(folder, "imported.toml", imported.toml))).values()
 
 
-def sources(found: Imported, kind: str) -> set[str]:
-    return {line.source for line in found.lines if line.kind == kind}
+def sources(imported: Imported, kind: str) -> set[str]:
+    return {line.source for line in imported.lines if line.kind == kind}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_written_recipe_resolves_and_says_where_each_value_is_from(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "mine.toml"
-    assert main(["config", "import", str(FOREIGN / name), "--out", str(out)]) == 0
+    recipe = tmp_path / "mine.toml"
+    assert main(["config", "import", str(FOREIGN / name), "--out", str(recipe)]) == 0
     report = capsys.readouterr().out
     assert "in the recipe:" in report
-    assert f"wrote {out}; try it: rlcli train {out} --dry-run" in report
-    assert main(["recipes", "show", str(out), "--resolved"]) == 0
-    found = import_file(FOREIGN / name)
-    assert out.read_text() == found.toml
-    settings = dict(found.settings)
+    assert f"wrote {recipe}; try it: rlcli train {recipe} --dry-run" in report
+    assert main(["recipes", "show", str(recipe), "--resolved"]) == 0
+    imported = import_file(FOREIGN / name)
+    assert recipe.read_text() == imported.toml
+    settings = dict(imported.settings)
     if (fraction := settings.pop("train.warmup_fraction", None)) is not None:
         settings["train.warmup_steps"] = fraction * settings["train.steps"]  # whole in these files
     assert (
-        values(found, tmp_path).items()
+        values(imported, tmp_path).items()
         >= {key: value for key, value in settings.items() if not isinstance(value, list)}.items()
     )
     assert "MARK" not in os.environ
@@ -106,7 +106,7 @@ def test_names_of_verl_and_trl_are_known_to_did_you_mean(name: str, ours: str) -
 
 
 def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
-    found = import_file(FOREIGN / "verl_grpo.sh")
+    imported = import_file(FOREIGN / "verl_grpo.sh")
     expected = {
         "model.path": "Qwen/Qwen2-7B-Instruct",
         "data.path": [str(Path.home() / f"data/{name}/train.parquet") for name in ("gsm8k", "math")],
@@ -126,15 +126,15 @@ def test_a_verl_script_of_grpo(tmp_path: Path) -> None:
         "cluster.workers": 8,
         "tracking.trackers": ["wandb"],
     }
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "unresolved") == set()
-    assert sources(found, "missing") == {"data.truncation"}
-    assert values(found, tmp_path)["train.epochs"] == 15
-    assert "actor_rollout_ref.model.use_remove_padding" in sources(found, "same")
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
+    assert sources(imported, "unresolved") == set()
+    assert sources(imported, "missing") == {"data.truncation"}
+    assert values(imported, tmp_path)["train.epochs"] == 15
+    assert "actor_rollout_ref.model.use_remove_padding" in sources(imported, "same")
 
 
 def test_a_verl_recipe_of_dapo_with_variables_and_sums(tmp_path: Path) -> None:
-    found = import_file(FOREIGN / "verl_dapo.sh")
+    imported = import_file(FOREIGN / "verl_dapo.sh")
     expected = {
         "data.max_prompt_tokens": 2048,
         "rollout.max_response_tokens": 20480,
@@ -154,14 +154,14 @@ def test_a_verl_recipe_of_dapo_with_variables_and_sums(tmp_path: Path) -> None:
         "evaluation.top_p": 0.7,
         "cluster.workers": 128,  # ${NNODES:-16} × verl's default of 8
     }
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert values(found, tmp_path)["model.path"] == str(Path.home() / "models/Qwen2.5-32B")
-    assert sources(found, "unresolved") == set()
-    assert "actor_rollout_ref.actor.ulysses_sequence_parallel_size" in sources(found, "missing")
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
+    assert values(imported, tmp_path)["model.path"] == str(Path.home() / "models/Qwen2.5-32B")
+    assert sources(imported, "unresolved") == set()
+    assert "actor_rollout_ref.actor.ulysses_sequence_parallel_size" in sources(imported, "missing")
 
 
 def test_a_yaml_of_ppo_with_adaptive_kl_and_bypass(tmp_path: Path) -> None:
-    found = import_file(FOREIGN / "verl_ppo.yaml")
+    imported = import_file(FOREIGN / "verl_ppo.yaml")
     expected = {
         "algorithm.advantage": "gae",
         "algorithm.lam": 0.95,
@@ -178,11 +178,11 @@ def test_a_yaml_of_ppo_with_adaptive_kl_and_bypass(tmp_path: Path) -> None:
         "verifier.name": "rewards/gsm8k.py:score",
         "checkpoint.every": 0,
     }
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
 
 
 def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
-    found = import_file(FOREIGN / "trl_grpo.yaml", processes=8)
+    imported = import_file(FOREIGN / "trl_grpo.yaml", processes=8)
     expected = {
         "rollout.prompts_per_step": 8 * 8 * 8 // 16,  # a process's batch × processes × steps_per_generation
         "rollout.samples_per_prompt": 16,
@@ -203,14 +203,14 @@ def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
         "algorithm.clip_high": 0.28,
         "lora.rank": 32,
     }
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "missing") == {"top_k", "lora_target_modules"}
-    (data,) = [line for line in found.lines if line.source == "dataset_name"]
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
+    assert sources(imported, "missing") == {"top_k", "lora_target_modules"}
+    (data,) = [line for line in imported.lines if line.source == "dataset_name"]
     assert data.note.startswith("rlcli prep hf --source trl-lib/DeepMath-103K --columns prompt=…,answer=…")
 
 
 def test_a_python_file_of_trl_runs_with_stubs(tmp_path: Path) -> None:
-    found = import_file(FOREIGN / "trl_gspo.py")
+    imported = import_file(FOREIGN / "trl_gspo.py")
     expected = {
         "model.path": "Qwen/Qwen3-4B",
         "algorithm.loss": "gspo",
@@ -223,38 +223,38 @@ def test_a_python_file_of_trl_runs_with_stubs(tmp_path: Path) -> None:
         "train.seed": 0,  # an expression of the environment, which is empty there
         "verifier.name": "math",  # trl.rewards.accuracy_reward
     }
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "unresolved") == {"train_dataset"}
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
+    assert sources(imported, "unresolved") == {"train_dataset"}
 
 
 @pytest.mark.long
 def test_an_imported_recipe_is_tried_with_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rlcli.data.prompts.parquet_schema import row, write_rows
 
-    out, data, model = tmp_path / "mine.toml", tmp_path / "train.parquet", tmp_path / "tiny"
+    recipe, data, model = tmp_path / "mine.toml", tmp_path / "train.parquet", tmp_path / "tiny"
     message = [{"role": "user", "content": "1 + 1 ="}]
     write_rows(data, [row(data_source="sums", messages=message, verifier="math", ground_truth="2")] * 8)
     assert main(["tiny-model", "--out", str(model)]) == 0
-    assert main(["config", "import", str(FOREIGN / "verl_ppo.yaml"), "--out", str(out)]) == 0
+    assert main(["config", "import", str(FOREIGN / "verl_ppo.yaml"), "--out", str(recipe)]) == 0
     small = ["rollout.prompts_per_step=8", "data.max_prompt_tokens=32", "rollout.max_response_tokens=32"]
     small += ["critic.path=", "verifier.name=math", "lora.targets=all-linear", "evaluation.data="]
     sets = [word for text in small for word in ("--set", text)]
-    assert main(["train", str(out), "--model", str(model), "--data", str(data), *sets, "--dry-run"]) == 0
+    assert main(["train", str(recipe), "--model", str(model), "--data", str(data), *sets, "--dry-run"]) == 0
     plan = capsys.readouterr().out
     assert "bypass * token_mask" in plan
 
 
 def test_json_holds_all_that_the_report_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "import", str(FOREIGN / "trl_gspo.py"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["framework"] == "trl"
-    assert told["version"] == "1.16.0"
-    assert told["recipe"]["algorithm.loss"] == "gspo"
-    assert [line["source"] for line in told["unresolved"]] == ["train_dataset"]
-    assert told["warnings"] == []
-    assert told["method"] == "grpo"
-    assert any(line["key"] == "algorithm.loss" and line["source"] == "loss_type" for line in told["mapped"])
-    assert told["toml"].startswith("[recipe]")
+    report = json.loads(capsys.readouterr().out)
+    assert report["framework"] == "trl"
+    assert report["version"] == "1.16.0"
+    assert report["recipe"]["algorithm.loss"] == "gspo"
+    assert [line["source"] for line in report["unresolved"]] == ["train_dataset"]
+    assert report["warnings"] == []
+    assert report["method"] == "grpo"
+    assert any(line["key"] == "algorithm.loss" and line["source"] == "loss_type" for line in report["mapped"])
+    assert report["toml"].startswith("[recipe]")
 
 
 def test_every_table_names_keys_that_there_are() -> None:
@@ -331,8 +331,8 @@ IS, RS = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_rs"
     ],
 )
 def test_what_verl_says_in_another_way(words: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    found = import_file(written(tmp_path, "run.sh", f"python3 -m verl.trainer.main_ppo {VERL}{words}\n"))
-    resolved = values(found, tmp_path)
+    imported = import_file(written(tmp_path, "run.sh", f"python3 -m verl.trainer.main_ppo {VERL}{words}\n"))
+    resolved = values(imported, tmp_path)
     assert {key: resolved[key] for key in expected} == expected
 
 
@@ -366,16 +366,16 @@ def test_what_verl_says_in_another_way(words: str, expected: dict[str, Any], tmp
     ],
 )
 def test_what_trl_says_in_another_way(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    found = import_file(written(tmp_path, "trl.yaml", text))
-    resolved = values(found, tmp_path)
+    imported = import_file(written(tmp_path, "trl.yaml", text))
+    resolved = values(imported, tmp_path)
     assert {key: resolved[key] for key in expected} == expected
 
 
 def test_a_json_of_trl(tmp_path: Path) -> None:
     text = json.dumps({"num_generations": 4, "beta": 0.01, "chat_template_kwargs": {"enable_thinking": False}})
-    found = import_file(written(tmp_path, "trl.json", text))
+    imported = import_file(written(tmp_path, "trl.json", text))
     expected = {"algorithm.kl_coef": 0.01, "data.chat_template_kwargs.enable_thinking": False}
-    assert {key: values(found, tmp_path)[key] for key in expected} == expected
+    assert {key: values(imported, tmp_path)[key] for key in expected} == expected
 
 
 def test_references_within_a_yaml_are_followed(tmp_path: Path) -> None:
@@ -386,9 +386,9 @@ actor_rollout_ref:
   rollout: {n: 4, temperature: "${oc.env:HEAT}"}
 algorithm: {adv_estimator: grpo}
 """
-    found = import_file(written(tmp_path, "verl.yaml", text))
-    assert values(found, tmp_path).items() >= {"train.minibatches": 1, "train.passes": 2}.items()
-    assert sources(found, "unresolved") == {"actor_rollout_ref.rollout.temperature"}
+    imported = import_file(written(tmp_path, "verl.yaml", text))
+    assert values(imported, tmp_path).items() >= {"train.minibatches": 1, "train.passes": 2}.items()
+    assert sources(imported, "unresolved") == {"actor_rollout_ref.rollout.temperature"}
 
 
 @pytest.mark.long
@@ -420,9 +420,9 @@ def test_bad_input_is_one_line(
 ) -> None:
     file = tmp_path / name if content is None else written(tmp_path, name, content)
     assert main(["config", "import", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert says in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert says in error
 
 
 def test_a_bomb_of_aliases_is_refused_before_it_grows(tmp_path: Path) -> None:
@@ -441,18 +441,18 @@ trainer: {{nnodes: !!python/object/apply:os.mkdir ["{mark}"], total_training_ste
 algorithm: {{rollout_correction: {{rollout_is: token, rollout_is_threshold: 0.5_2}}, adv_estimator: grpo}}
 actor_rollout_ref: {{rollout: {{n: 4, enforce_eager: yes}}}}
 """
-    found = import_file(written(tmp_path, "odd.yaml", text))
+    imported = import_file(written(tmp_path, "odd.yaml", text))
     assert not mark.exists()
-    assert found.settings["algorithm.options.correction_high"] == 2.0
-    assert found.settings["rollout.enforce_eager"] is True
-    assert "trainer.total_training_steps" in sources(found, "missing")
+    assert imported.settings["algorithm.options.correction_high"] == 2.0
+    assert imported.settings["rollout.enforce_eager"] is True
+    assert "trainer.total_training_steps" in sources(imported, "missing")
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = written(tmp_path, "mine.toml", "mine")
-    assert main(["config", "import", str(FOREIGN / "trl_grpo.yaml"), "--out", str(out)]) == 2
+    recipe = written(tmp_path, "mine.toml", "mine")
+    assert main(["config", "import", str(FOREIGN / "trl_grpo.yaml"), "--out", str(recipe)]) == 2
     assert "mine.toml exists; name another file" in capsys.readouterr().err
-    assert out.read_text() == "mine"
+    assert recipe.read_text() == "mine"
     assert main(["config", "import", str(FOREIGN / "trl_grpo.yaml"), "--out", str(tmp_path / "mine.txt")]) == 2
     assert main(["config", "import", str(FOREIGN / "trl_grpo.yaml"), "--out", str(tmp_path / "no" / "m.toml")]) == 2
 
@@ -479,9 +479,9 @@ DATA=(
 export N=4
 python -m verl.trainer.main_ppo "${DATA[@]}" ++actor_rollout_ref.rollout.n=$N "$@"
 """
-    found = overrides(text, tmp_path)
-    assert found["data.train_batch_size"] == 64
-    assert found["actor_rollout_ref.rollout.n"] == 4
+    imported = overrides(text, tmp_path)
+    assert imported["data.train_batch_size"] == 64
+    assert imported["actor_rollout_ref.rollout.n"] == 4
     assert import_file(written(tmp_path, "run.sh", text)).settings["rollout.samples_per_prompt"] == 4
 
 
@@ -497,22 +497,22 @@ def test_any_sum_is_a_number_or_none(text: str) -> None:
     assert isinstance(arithmetic(text), int | float | None)
 
 
-@pytest.mark.parametrize(("given", "frozen"), [("True", ["vision"]), ("False", [])])
-def test_a_frozen_vision_encoder_of_verl_is_frozen_here(tmp_path: Path, given: str, frozen: list[str]) -> None:
+@pytest.mark.parametrize(("tower_value", "frozen"), [("True", ["vision"]), ("False", [])])
+def test_a_frozen_vision_encoder_of_verl_is_frozen_here(tmp_path: Path, tower_value: str, frozen: list[str]) -> None:
     text = (FOREIGN / "verl_grpo.sh").read_text().rstrip()
-    more = f" \\\n    actor_rollout_ref.actor.freeze_vision_tower={given}\n"
-    found = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + more))
-    assert values(found, tmp_path)["model.freeze"] == frozen
-    assert "actor_rollout_ref.actor.freeze_vision_tower" not in sources(found, "missing")
+    override = f" \\\n    actor_rollout_ref.actor.freeze_vision_tower={tower_value}\n"
+    imported = import_file(written(tmp_path, "run.sh", text.replace(" $@", "") + override))
+    assert values(imported, tmp_path)["model.freeze"] == frozen
+    assert "actor_rollout_ref.actor.freeze_vision_tower" not in sources(imported, "missing")
 
 
 def test_a_tracker_that_is_not_installed_is_a_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "a.yaml", "num_generations: 8\nreport_to: [wandb, tensorboard]\n")
     monkeypatch.setattr(convert, "missing", lambda name: [name] * (name == "wandb"))
-    found = import_file(file)
-    assert '# trackers = ["wandb", "tensorboard"]  # report_to; not installed here: wandb\n' in found.toml
-    assert values(found, tmp_path)["tracking.trackers"] == ["tensorboard"]
-    (line,) = [line for line in found.lines if line.key == "tracking.trackers"]
+    imported = import_file(file)
+    assert '# trackers = ["wandb", "tensorboard"]  # report_to; not installed here: wandb\n' in imported.toml
+    assert values(imported, tmp_path)["tracking.trackers"] == ["tensorboard"]
+    (line,) = [line for line in imported.lines if line.key == "tracking.trackers"]
     assert line.note == "a comment in the recipe: wandb is not installed here (pip install 'rlcli[wandb]')"
     monkeypatch.setattr(convert, "missing", lambda name: [])
     assert values(import_file(file), tmp_path)["tracking.trackers"] == ["wandb", "tensorboard"]
@@ -520,10 +520,10 @@ def test_a_tracker_that_is_not_installed_is_a_comment(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_that_is_given_has_a_line(name: str) -> None:
-    given = read_file(FOREIGN / name).values
-    found = import_file(FOREIGN / name)
-    reported = {line.source for line in found.lines}
-    assert {key for key in given if not key.endswith("._target_")} <= reported
+    source_values = read_file(FOREIGN / name).values
+    imported = import_file(FOREIGN / name)
+    reported = {line.source for line in imported.lines}
+    assert {key for key in source_values if not key.endswith("._target_")} <= reported
 
 
 @pytest.mark.parametrize(
@@ -536,9 +536,9 @@ def test_every_key_that_is_given_has_a_line(name: str) -> None:
 )
 def test_every_key_of_each_method_has_a_line(text: str, expected: str, tmp_path: Path) -> None:
     file = written(tmp_path, "a.yaml", text)
-    found = import_file(file)
-    assert found.method == expected
-    assert {line.source for line in found.lines} >= {*read_file(file).values}
+    imported = import_file(file)
+    assert imported.method == expected
+    assert {line.source for line in imported.lines} >= {*read_file(file).values}
 
 
 @pytest.mark.parametrize(
@@ -551,8 +551,8 @@ def test_every_key_of_each_method_has_a_line(text: str, expected: str, tmp_path:
     ],
 )
 def test_schedules_of_trl(text: str, schedule: tuple[str, float], tmp_path: Path) -> None:
-    found = import_file(written(tmp_path, "a.yaml", f"num_generations: 8\nlearning_rate: 2e-6\n{text}\n"))
-    resolved = values(found, tmp_path)
+    imported = import_file(written(tmp_path, "a.yaml", f"num_generations: 8\nlearning_rate: 2e-6\n{text}\n"))
+    resolved = values(imported, tmp_path)
     assert (resolved["train.schedule"], resolved["train.min_lr_fraction"]) == pytest.approx(schedule)
 
 
@@ -566,10 +566,10 @@ def test_schedules_of_trl(text: str, schedule: tuple[str, float], tmp_path: Path
     ],
 )
 def test_a_table_is_recognised_for_its_method(name: str, text: str, method: str, tmp_path: Path) -> None:
-    found = import_file(written(tmp_path, name, text))
-    assert found.method == method
-    assert ('base = "sft"' in found.toml) == (method == "sft")
-    assert values(found, tmp_path)["data.response"] == ("response" if method == "sft" else "")
+    imported = import_file(written(tmp_path, name, text))
+    assert imported.method == method
+    assert ('base = "sft"' in imported.toml) == (method == "sft")
+    assert values(imported, tmp_path)["data.response"] == ("response" if method == "sft" else "")
 
 
 @pytest.mark.parametrize(
@@ -586,9 +586,9 @@ def test_methods_without_a_counterpart_are_refused(
     name: str, text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "import", str(written(tmp_path, name, text))]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert says in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert says in error
 
 
 def test_a_variable_of_another_form_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

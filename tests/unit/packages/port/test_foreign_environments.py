@@ -90,11 +90,11 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(text: str, *calls: tuple[str, Any]) -> dict[str, Any]:
-    made = [
-        {"id": f"call{place:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for place, (name, arguments) in enumerate(calls, 1)
+    tool_calls = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls, 1)
     ]
-    return {"role": "assistant", "content": text} | ({"tool_calls": made} if made else {})
+    return {"role": "assistant", "content": text} | ({"tool_calls": tool_calls} if tool_calls else {})
 
 
 def play(host: EnvironmentHost, row: Any, seed: int, *turns: Any) -> tuple[Opening, list[Reply]]:
@@ -150,7 +150,7 @@ def test_an_environment_of_trl_shows_images(foreign: Path, tmp_path: Path) -> No
     with EnvironmentHost(EnvironmentSpec("trl", {"factory": f"{module}:Look"})) as host:
         opening, replies = play(host, ROW, 0, said("", ("look", {"at": 2})))
     assert opening.messages[0]["content"] == "Please.<image>Where?"
-    assert [one["width"] for one in opening.messages[0]["images"]] == [84]
+    assert [image["width"] for image in opening.messages[0]["images"]] == [84]
     assert opening.images == replies[0].images == (encoded(1),)
     assert replies[0].messages[0]["content"] == "<image>at 2"
 
@@ -225,25 +225,27 @@ def make(env_id):
 """
     )
     code = f"open({str(marker)!r}, 'w')"
-    place = tmp_path / "mine.py"
-    place.write_text("from rlcli_port.environments.text_games import Gem\n")
+    module_file = tmp_path / "mine.py"
+    module_file.write_text("from rlcli_port.environments.text_games import Gem\n")
     refused = pytest.raises(EnvironmentFailed, match="the scorer of rg:sums evaluates a text as Python: refused")
-    with EnvironmentHost(EnvironmentSpec(f"{place}:Gem", {"env_id": "rg:sums"})) as host, refused:
+    with EnvironmentHost(EnvironmentSpec(f"{module_file}:Gem", {"env_id": "rg:sums"})) as host, refused:
         play(host, ROW, 0, said(code))
     assert not marker.exists()
 
 
 def test_the_proof_plays_a_case_that_needs_no_package(tmp_path: Path) -> None:
     proof = runpy.run_path(str(ROOT / "scripts" / "proofs" / "adapters.py"))
-    found = proof["played"]("reasoning_gym", proof["CASES"]["reasoning_gym"], tmp_path)
-    assert (found.turns, found.reward, found.wrong) == (3, 0.0, "")
+    episode = proof["played"]("reasoning_gym", proof["CASES"]["reasoning_gym"], tmp_path)
+    assert (episode.turns, episode.reward, episode.wrong) == (3, 0.0, "")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gem", "openenv", "reasoning_gym", "skyrl_gym", "trl", "verl_tools"])
 def test_an_adapter_is_a_file_for_an_interpreter_without_rlcli(name: str) -> None:
-    place, _, attribute = EnvironmentSpec(name, python=sys.executable).target.rpartition(":")
-    program = f"import runpy, sys; assert {attribute!r} in runpy.run_path({place!r}) and 'rlcli' not in sys.modules"
+    target_file, _, attribute = EnvironmentSpec(name, python=sys.executable).target.rpartition(":")
+    program = (
+        f"import runpy, sys; assert {attribute!r} in runpy.run_path({target_file!r}) and 'rlcli' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True).stderr == ""
     assert EnvironmentSpec(name).target == ENVIRONMENTS.target(name)
 

@@ -90,15 +90,15 @@ def loaded(file: Path) -> ModuleType:
     return module
 
 
-def notes(found: Imported) -> dict[str, str]:
-    return {line.source: line.note for line in found.lines}
+def notes(imported: Imported) -> dict[str, str]:
+    return {line.source: line.note for line in imported.lines}
 
 
 def test_arguments_functions_and_data_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "mine.toml"
-    assert main(["config", "import", str(script(tmp_path, SCRIPT)), "--out", str(out)]) == 0
+    recipe = tmp_path / "mine.toml"
+    assert main(["config", "import", str(script(tmp_path, SCRIPT)), "--out", str(recipe)]) == 0
     report = capsys.readouterr().out
-    resolved = resolve(str(out)).values()
+    resolved = resolve(str(recipe)).values()
     rewards = tmp_path / "mine_rewards.py"
     assert resolved["verifier.name"] == (
         f"{rewards}:correct + 0.5 * {rewards}:tagged + math + format + 2 * {rewards}:at_least"
@@ -115,30 +115,30 @@ def test_arguments_functions_and_data_of_a_script(tmp_path: Path, capsys: pytest
 
 
 def test_lifted_functions_score_without_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = import_file(script(tmp_path, SCRIPT), out=tmp_path / "mine.toml")
-    module = loaded(script(tmp_path, found.rewards, "lifted.py"))
+    imported = import_file(script(tmp_path, SCRIPT), out=tmp_path / "mine.toml")
+    module = loaded(script(tmp_path, imported.rewards, "lifted.py"))
     assert module.correct(["<answer>4</answer>", "4"], answer=["4", "4"]) == [2.0, 0.0]
     assert module.tagged(["<answer>4</answer>", "4"]) == [1.0, 0.0]
     assert module.at_least(["x"]) == [0.25]
     assert "training" not in capsys.readouterr().out
     assert not {"dataset", "main", "to_prompt", "GRPOTrainer", "load_dataset"} & {*vars(module)}
-    assert "# the last one counts" in found.rewards
-    assert "between\nthe tags" in found.rewards
+    assert "# the last one counts" in imported.rewards
+    assert "between\nthe tags" in imported.rewards
 
 
 def test_without_out_the_line_says_how_to_name_the_functions(tmp_path: Path) -> None:
-    found = import_file(script(tmp_path, SCRIPT))
-    assert "verifier.name" not in found.settings
-    assert notes(found)["reward_funcs"].startswith(
+    imported = import_file(script(tmp_path, SCRIPT))
+    assert "verifier.name" not in imported.settings
+    assert notes(imported)["reward_funcs"].startswith(
         "--out FILE.toml also writes the script's functions into a file, for: --verifier 'train_rewards.py:correct + "
     )
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = script(tmp_path, "mine", "mine_rewards.py")
+    existing = script(tmp_path, "mine", "mine_rewards.py")
     assert main(["config", "import", str(script(tmp_path, SCRIPT)), "--out", str(tmp_path / "mine.toml")]) == 2
     assert "mine_rewards.py exists; name another file with --out" in capsys.readouterr().err
-    assert kept.read_text() == "mine"
+    assert existing.read_text() == "mine"
     assert not (tmp_path / "mine.toml").exists()
 
 
@@ -155,10 +155,10 @@ from trl import GRPOConfig, GRPOTrainer
 {function}
 trainer = GRPOTrainer(model="m", reward_funcs=[f, lambda completions: [1.0]], args=GRPOConfig(num_generations=4))
 """
-    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
-    assert found.rewards == ""
-    assert notes(found)["reward_funcs"].startswith(f"f cannot be copied: {problem}")
-    assert "<lambda> cannot be copied: a lambda: give it a name" in notes(found)["reward_funcs"]
+    imported = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert imported.rewards == ""
+    assert notes(imported)["reward_funcs"].startswith(f"f cannot be copied: {problem}")
+    assert "<lambda> cannot be copied: a lambda: give it a name" in notes(imported)["reward_funcs"]
 
 
 def test_functions_of_other_files_and_packages_are_named(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ from my_rewards import near
 from others.rewards import far
 GRPOTrainer(model="m", reward_funcs=[partial(near), far, "a/model"], args=GRPOConfig(num_generations=4))
 """
-    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
-    assert found.settings["verifier.name"].endswith("my_rewards.py:near")
-    note = notes(found)["reward_funcs"]
+    imported = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert imported.settings["verifier.name"].endswith("my_rewards.py:near")
+    note = notes(imported)["reward_funcs"]
     assert "others.rewards.far: --verifier others.rewards:far" in note
     assert "a/model: a model as reward: --verifier 'served_reward_model" in note
 
@@ -234,14 +234,14 @@ for _ in trainer.history: pass
 with torch.no_grad():
     loss, (a, b) = trainer.step(), trainer.pair
 """
-    found = import_file(script(tmp_path, text))
-    assert found.settings["model.path"] == "Qwen/Qwen3-4B"
-    assert found.settings["train.lr"] == pytest.approx(5e-6)
-    assert found.settings["rollout.prompts_per_step"] == 1
-    assert found.settings["lora.rank"] == 32
-    assert found.settings["algorithm.kl_coef"] == 0.5  # set afterwards
-    assert found.settings["train.seed"] == 1
-    assert found.warnings == []
+    imported = import_file(script(tmp_path, text))
+    assert imported.settings["model.path"] == "Qwen/Qwen3-4B"
+    assert imported.settings["train.lr"] == pytest.approx(5e-6)
+    assert imported.settings["rollout.prompts_per_step"] == 1
+    assert imported.settings["lora.rank"] == 32
+    assert imported.settings["algorithm.kl_coef"] == 0.5  # set afterwards
+    assert imported.settings["train.seed"] == 1
+    assert imported.warnings == []
 
 
 def test_a_parser_takes_the_command_line(tmp_path: Path) -> None:
@@ -260,9 +260,9 @@ GRPOTrainer(model=model_args.model_name_or_path, args=args, reward_funcs=reward)
     with pytest.raises(ConfigError, match="takes its configuration from the command line; give it after --"):
         import_file(file)
     script(tmp_path, "learning_rate: 1e-6\nnum_generations: 4\n", "a.yaml")
-    found = import_file(file, arguments=["--config", "a.yaml", "--learning-rate", "3e-6", "--level", "2", "--bf16"])
-    assert (found.settings["train.lr"], found.settings["rollout.samples_per_prompt"]) == (3e-6, 4)
-    assert "uses `mine`" not in notes(found)["reward_funcs"]
+    imported = import_file(file, arguments=["--config", "a.yaml", "--learning-rate", "3e-6", "--level", "2", "--bf16"])
+    assert (imported.settings["train.lr"], imported.settings["rollout.samples_per_prompt"]) == (3e-6, 4)
+    assert "uses `mine`" not in notes(imported)["reward_funcs"]
 
 
 def test_a_notebook_is_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,8 +270,8 @@ def test_a_notebook_is_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[st
     sources += ["for i in [1]:\n    !ls\nargs = GRPOConfig(learning_rate=2e-6)"]
     cells = [{"cell_type": "code", "source": source} for source in sources]
     cells.append({"cell_type": "markdown", "source": "GRPOConfig(learning_rate=1)"})
-    found = import_file(script(tmp_path, json.dumps({"cells": cells}), "a.ipynb"))
-    assert found.settings["train.lr"] == 2e-6
+    imported = import_file(script(tmp_path, json.dumps({"cells": cells}), "a.ipynb"))
+    assert imported.settings["train.lr"] == 2e-6
     for text in ("{", "{}", '{"cells": 3}', '{"cells": []}'):
         assert main(["config", "import", str(script(tmp_path, text, "b.ipynb"))]) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -279,16 +279,16 @@ def test_a_notebook_is_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_script_that_fails_is_imported_as_far_as_it_came(tmp_path: Path) -> None:
     text = "from trl import GRPOConfig\nargs = GRPOConfig(num_generations=4)\nraise ValueError('no GPU')\n"
-    found = import_file(script(tmp_path, text))
-    assert found.settings["rollout.samples_per_prompt"] == 4
-    assert "ended with ValueError: no GPU (line 3); what comes later is not imported" in found.warnings[0]
+    imported = import_file(script(tmp_path, text))
+    assert imported.settings["rollout.samples_per_prompt"] == 4
+    assert "ended with ValueError: no GPU (line 3); what comes later is not imported" in imported.warnings[0]
 
 
 def test_a_configuration_that_is_not_reached_is_read(tmp_path: Path) -> None:
     text = "from trl import GRPOConfig\ndef main():\n    GRPOConfig(num_generations=4)\n"
-    found = import_file(script(tmp_path, text))
-    assert found.settings["rollout.samples_per_prompt"] == 4
-    assert "makes no trainer when it is run: it was read as text" in found.warnings[0]
+    imported = import_file(script(tmp_path, text))
+    assert imported.settings["rollout.samples_per_prompt"] == 4
+    assert "makes no trainer when it is run: it was read as text" in imported.warnings[0]
 
 
 def test_without_a_sandbox_a_script_is_read_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +296,9 @@ def test_without_a_sandbox_a_script_is_read_with_a_warning(tmp_path: Path, monke
         raise SetupError("programs cannot be isolated here", "install bubblewrap")
 
     monkeypatch.setattr(config_files, "open_sandbox", none)
-    found = import_file(script(tmp_path, "from trl import GRPOConfig\nGRPOConfig(num_generations=2 * 2)\n"))
-    assert found.settings["rollout.samples_per_prompt"] == 4
-    assert found.warnings[0].startswith("programs cannot be isolated here: it was read as text, not run")
+    imported = import_file(script(tmp_path, "from trl import GRPOConfig\nGRPOConfig(num_generations=2 * 2)\n"))
+    assert imported.settings["rollout.samples_per_prompt"] == 4
+    assert imported.warnings[0].startswith("programs cannot be isolated here: it was read as text, not run")
 
 
 @pytest.mark.long
@@ -354,11 +354,11 @@ args = GRPOConfig(learning_rate=float(cfg.lr), num_generations=int(cfg.n), max_s
                   lr_scheduler_type=f"{cfg.x}", temperature=int(os.environ["T"] == "1") + float(cfg.t) % 2)
 GRPOTrainer(model="m", args=args, reward_funcs=[], train_dataset=data)
 """
-    found = import_file(script(tmp_path, text))
-    unresolved = {line.source for line in found.lines if line.kind == "unresolved"}
+    imported = import_file(script(tmp_path, text))
+    unresolved = {line.source for line in imported.lines if line.kind == "unresolved"}
     assert {"learning_rate", "num_generations", "max_steps", "lr_scheduler_type", "temperature"} <= unresolved
-    assert found.settings["algorithm.kl_coef"] == 0.5
-    assert "train.steps" not in found.settings
+    assert imported.settings["algorithm.kl_coef"] == 0.5
+    assert "train.steps" not in imported.settings
 
 
 def test_of_sft_and_grpo_in_one_script_grpo_is_taken(tmp_path: Path) -> None:
@@ -367,9 +367,9 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 SFTTrainer(model="m", args=SFTConfig(learning_rate=1e-5))
 GRPOTrainer(model="m", args=GRPOConfig(learning_rate=3e-6), reward_funcs=[])
 """
-    found = import_file(script(tmp_path, text))
-    assert (found.method, found.settings["train.lr"]) == ("grpo", 3e-6)
-    assert "makes 2 trainers; this is GRPOTrainer. The others: SFTTrainer, line 3" in found.warnings[0]
+    imported = import_file(script(tmp_path, text))
+    assert (imported.method, imported.settings["train.lr"]) == ("grpo", 3e-6)
+    assert "makes 2 trainers; this is GRPOTrainer. The others: SFTTrainer, line 3" in imported.warnings[0]
 
 
 def test_a_partial_with_arguments_is_not_taken_without_them(tmp_path: Path) -> None:
@@ -379,15 +379,15 @@ from trl import GRPOConfig, GRPOTrainer
 def long(completions, target=1, **kwargs): return [float(len(text) > target) for text in completions]
 GRPOTrainer(model="m", reward_funcs=[partial(long, target=200)], args=GRPOConfig(num_generations=4))
 """
-    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
-    assert "verifier.name" not in found.settings
-    assert "partial(long, target=200): define a function that passes these arguments" in notes(found)["reward_funcs"]
+    imported = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert "verifier.name" not in imported.settings
+    assert "partial(long, target=200): define a function that passes these arguments" in notes(imported)["reward_funcs"]
 
 
 def test_variables_reach_a_python_script(tmp_path: Path) -> None:
     text = 'import os\nfrom trl import GRPOConfig\nGRPOConfig(num_generations=int(os.environ.get("N", "2")))\n'
-    found = import_file(script(tmp_path, text), variables={"N": "6"})
-    assert found.settings["rollout.samples_per_prompt"] == 6
+    imported = import_file(script(tmp_path, text), variables={"N": "6"})
+    assert imported.settings["rollout.samples_per_prompt"] == 6
     table = script(tmp_path, "num_generations: 4\n", "a.yaml")
     with pytest.raises(ConfigError, match="--variable and arguments after -- have no effect"):
         import_file(table, variables={"N": "6"})
@@ -415,9 +415,9 @@ def f(completions): return [1.0]
 f.__name__ = "f + other.py:evil"
 GRPOTrainer(model="m\\ud800", reward_funcs=[f], args=GRPOConfig(num_generations=4, run_name="\\udfff"))
 """
-    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
-    assert "verifier.name" not in found.settings
-    assert found.settings["model.path"] == "m?"
+    imported = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    assert "verifier.name" not in imported.settings
+    assert imported.settings["model.path"] == "m?"
 
 
 def test_weights_that_are_not_known_are_a_line(tmp_path: Path) -> None:
@@ -428,8 +428,8 @@ def f(completions): return [1.0]
 args = GRPOConfig(num_generations=4, reward_weights=yaml.load("x").weights)
 GRPOTrainer(model="m", reward_funcs=[f], args=args)
 """
-    found = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
-    kinds = [line.kind for line in found.lines if line.source == "reward_weights"]
+    imported = import_file(script(tmp_path, text), out=tmp_path / "mine.toml")
+    kinds = [line.kind for line in imported.lines if line.source == "reward_weights"]
     assert kinds == ["unresolved"]
 
 

@@ -36,8 +36,8 @@ def script(folder: Path, text: str, name: str = "run.sh") -> Path:
     return file
 
 
-def sources(found: Imported, kind: str) -> dict[str, Any]:
-    return {line.source: line.foreign_value for line in found.lines if line.kind == kind}
+def sources(imported: Imported, kind: str) -> dict[str, Any]:
+    return {line.source: line.foreign_value for line in imported.lines if line.kind == kind}
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def sources(found: Imported, kind: str) -> dict[str, Any]:
 def test_values_are_those_that_bash_passes(text: str, expected: dict[str, Any], tmp_path: Path) -> None:
     from rlcli.config.load import resolve
 
-    found = import_file(script(tmp_path, f"#!/bin/bash\n{text}\n"))
-    resolved = resolve(str(script(tmp_path, found.toml, "imported.toml"))).values()
+    imported = import_file(script(tmp_path, f"#!/bin/bash\n{text}\n"))
+    resolved = resolve(str(script(tmp_path, imported.toml, "imported.toml"))).values()
     assert {key: resolved[key] for key in expected} == expected
-    assert found.warnings == []
+    assert imported.warnings == []
 
 
 def test_arguments_variables_and_files_beside_it_are_used(tmp_path: Path) -> None:
     script(tmp_path, "N=11", "common.sh")
     file = script(tmp_path, f'source "$(dirname "$0")/common.sh"\n{TRAIN} {ROLLOUT}.n=$N data.seed=$SEED "$@"\n')
-    found = import_file(file, variables={"SEED": "5"}, arguments=["trainer.total_training_steps=3"])
-    assert found.settings["rollout.samples_per_prompt"] == 11
-    assert found.settings["train.seed"] == 5
-    assert found.settings["train.steps"] == 3
+    imported = import_file(file, variables={"SEED": "5"}, arguments=["trainer.total_training_steps=3"])
+    assert imported.settings["rollout.samples_per_prompt"] == 11
+    assert imported.settings["train.seed"] == 5
+    assert imported.settings["train.steps"] == 3
 
 
 def test_what_only_the_users_machine_knows_is_not_made_up(tmp_path: Path) -> None:
@@ -122,33 +122,37 @@ def test_what_only_the_users_machine_knows_is_not_made_up(tmp_path: Path) -> Non
 ports=$(python3 -c "import socket; print(1)")
 {TRAIN} {ROLLOUT}.n=$MANY trainer.nnodes=$((NODES * 2)) data.seed=$ports trainer.total_training_steps=$1
 """
-    found = import_file(script(tmp_path, text))
-    unresolved = sources(found, "unresolved")
+    imported = import_file(script(tmp_path, text))
+    unresolved = sources(imported, "unresolved")
     assert {f"{ROLLOUT}.n", "trainer.nnodes", "data.seed"} <= {*unresolved}
-    assert found.settings["train.steps"] == 8  # the first argument
-    assert any("python3 -c import socket; print(1)" in warning for warning in found.warnings)
-    assert any("$MANY, $NODES, $1: give --variable NAME=VALUE" in warning for warning in found.warnings)
+    assert imported.settings["train.steps"] == 8  # the first argument
+    assert any("python3 -c import socket; print(1)" in warning for warning in imported.warnings)
+    assert any("$MANY, $NODES, $1: give --variable NAME=VALUE" in warning for warning in imported.warnings)
 
 
 def test_a_launch_of_trl_is_followed_to_its_yaml_and_processes(tmp_path: Path) -> None:
     script(tmp_path, "num_generations: 8\nlearning_rate: 1.0e-6\nbeta: 0.1\n", "grpo.yaml")
     script(tmp_path, "num_processes: 4\n", "zero3.yaml")
     launch = "accelerate launch --config_file zero3.yaml src/open_r1/grpo.py --config grpo.yaml"
-    found = import_file(script(tmp_path, f'srun bash -c "{launch} --learning_rate 2e-6 --use_vllm"\n', "train.slurm"))
-    assert (found.framework, found.method) == ("trl", "grpo")
-    assert found.settings["train.lr"] == 2e-6  # the command line's
-    assert found.settings["algorithm.kl_coef"] == 0.1
-    assert found.settings["cluster.workers"] == 4
+    imported = import_file(
+        script(tmp_path, f'srun bash -c "{launch} --learning_rate 2e-6 --use_vllm"\n', "train.slurm")
+    )
+    assert (imported.framework, imported.method) == ("trl", "grpo")
+    assert imported.settings["train.lr"] == 2e-6  # the command line's
+    assert imported.settings["algorithm.kl_coef"] == 0.1
+    assert imported.settings["cluster.workers"] == 4
     assert import_file(tmp_path / "train.slurm", 2).settings["cluster.workers"] == 2
 
 
 @pytest.mark.parametrize("command", ["trl rloo", "accelerate launch --num_processes 2 rloo.py", "uv run rloo.py"])
 def test_a_command_line_of_trl_is_a_configuration(command: str, tmp_path: Path) -> None:
     words = "--model_name_or_path m --num_generations=4 --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}'"
-    found = import_file(script(tmp_path, f"{command} {words} --lr_scheduler_type cosine_with_min_lr --max_steps 9\n"))
-    assert (found.method, found.settings["algorithm.advantage"]) == ("rloo", "rloo")
-    assert found.settings["train.min_lr_fraction"] == 0.1
-    assert found.settings["algorithm.kl_in"] == "reward"
+    imported = import_file(
+        script(tmp_path, f"{command} {words} --lr_scheduler_type cosine_with_min_lr --max_steps 9\n")
+    )
+    assert (imported.method, imported.settings["algorithm.advantage"]) == ("rloo", "rloo")
+    assert imported.settings["train.min_lr_fraction"] == 0.1
+    assert imported.settings["algorithm.kl_in"] == "reward"
 
 
 def test_a_script_of_the_project_is_run_with_the_arguments_it_gets(tmp_path: Path) -> None:
@@ -160,18 +164,18 @@ parser.add_argument("--lr", type=float, required=True)
 GRPOTrainer(model="m", args=GRPOConfig(learning_rate=parser.parse_args().lr), reward_funcs=[])
 """
     script(tmp_path, text, "train_it.py")
-    found = import_file(script(tmp_path, "LR=4e-6\npython train_it.py --lr $LR\n"))
-    assert found.settings["train.lr"] == 4e-6
+    imported = import_file(script(tmp_path, "LR=4e-6\npython train_it.py --lr $LR\n"))
+    assert imported.settings["train.lr"] == 4e-6
     with pytest.raises(ConfigError, match="asks for arguments; give them after --"):
         import_file(tmp_path / "train_it.py")
 
 
 def test_several_trainings_are_named(tmp_path: Path) -> None:
     text = f"python -m verl.trainer.sft_trainer data.a=1 data.b=2 optim.lr=1\n{TRAIN} {ROLLOUT}.n=3\n"
-    found = import_file(script(tmp_path, text))
-    assert found.settings["rollout.samples_per_prompt"] == 3
-    assert "the script starts 2 trainings" in found.warnings[0]
-    assert "verl.trainer.sft_trainer (sft)" in found.warnings[0]
+    imported = import_file(script(tmp_path, text))
+    assert imported.settings["rollout.samples_per_prompt"] == 3
+    assert "the script starts 2 trainings" in imported.warnings[0]
+    assert "verl.trainer.sft_trainer (sft)" in imported.warnings[0]
 
 
 def test_the_yaml_of_a_project_lies_below_the_command_line(tmp_path: Path) -> None:
@@ -200,9 +204,9 @@ def test_what_is_no_such_training_is_refused(
 
 def test_without_bubblewrap_a_script_is_read_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = import_file(script(tmp_path, f"N=4\n{TRAIN} {ROLLOUT}.n=$N\n"))
-    assert found.settings["rollout.samples_per_prompt"] == 4
-    assert "was not run, since that needs bubblewrap" in found.warnings[0]
+    imported = import_file(script(tmp_path, f"N=4\n{TRAIN} {ROLLOUT}.n=$N\n"))
+    assert imported.settings["rollout.samples_per_prompt"] == 4
+    assert "was not run, since that needs bubblewrap" in imported.warnings[0]
 
 
 def test_no_script_gets_out_of_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +246,9 @@ def test_a_yaml_outside_the_project_is_not_read(tmp_path: Path) -> None:
     (inside / ".git").mkdir(parents=True)
     (inside / "linked.yaml").symlink_to(tmp_path / "secret.yaml")
     for name in (f"{tmp_path}/secret.yaml", "../secret.yaml", "linked.yaml"):
-        found = import_file(script(inside, f"trl grpo --config {name} --num_generations 4\n"))
-        assert "its values are not read" in found.warnings[0]
-        assert "train.lr" not in found.settings or found.settings["train.lr"] != 5.0
+        imported = import_file(script(inside, f"trl grpo --config {name} --num_generations 4\n"))
+        assert "its values are not read" in imported.warnings[0]
+        assert "train.lr" not in imported.settings or imported.settings["train.lr"] != 5.0
 
 
 @pytest.mark.parametrize(
@@ -272,9 +276,9 @@ def test_what_breaks_a_limit_is_one_line_and_leaves_nothing(
 def test_a_script_that_waits_is_imported_as_far_as_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = sandboxed_script.text_of("inside_shell.py").replace("LONGEST_S = 6.0", "LONGEST_S = 1.0")
     monkeypatch.setattr(shell_run, "text_of", lambda name: short)
-    found = import_file(script(tmp_path, f"{TRAIN} {ROLLOUT}.n=2 &\nuntil false; do :; done\n"))
-    assert found.settings["rollout.samples_per_prompt"] == 2
-    assert found.warnings == ["the script did not end: it may wait for something that does not happen here"]
+    imported = import_file(script(tmp_path, f"{TRAIN} {ROLLOUT}.n=2 &\nuntil false; do :; done\n"))
+    assert imported.settings["rollout.samples_per_prompt"] == 2
+    assert imported.warnings == ["the script did not end: it may wait for something that does not happen here"]
 
 
 @pytest.mark.parametrize(
@@ -319,10 +323,10 @@ N=$((SLURM_NNODES*8))
 {TRAIN} {ROLLOUT}.n=$M trainer.nnodes=$((SLURM_NNODES % 8)) data.seed=$SEED data.train_batch_size=$N \\
   trainer.total_training_steps=${{STEPS:-7}} $EXTRA
 """
-    found = import_file(script(tmp_path, text))
-    assert {"trainer.nnodes", "data.seed", "data.train_batch_size"} <= {*sources(found, "unresolved")}
-    assert (found.settings["rollout.samples_per_prompt"], found.settings["train.steps"]) == (4, 7)
-    assert any("not known: $SLURM_NNODES, $SEED, $EXTRA: give --variable" in warning for warning in found.warnings)
+    imported = import_file(script(tmp_path, text))
+    assert {"trainer.nnodes", "data.seed", "data.train_batch_size"} <= {*sources(imported, "unresolved")}
+    assert (imported.settings["rollout.samples_per_prompt"], imported.settings["train.steps"]) == (4, 7)
+    assert any("not known: $SLURM_NNODES, $SEED, $EXTRA: give --variable" in warning for warning in imported.warnings)
     given = import_file(tmp_path / "run.sh", variables={"SLURM_NNODES": "2", "SEED": "5", "EXTRA": ""})
     assert given.settings["rollout.prompts_per_step"] == 16
     assert given.warnings == []
@@ -346,8 +350,8 @@ def test_marks_survive_arithmetic_and_a_change_of_case(tmp_path: Path) -> None:
 port=$(python3 -c "print(1)")
 {TRAIN} {ROLLOUT}.n=$((X % 8)) data.seed=${{X^^}} trainer.nnodes=$((port % 2)) trainer.save_freq=$(printf %d $X)
 """
-    found = import_file(script(tmp_path, text))
-    assert {f"{ROLLOUT}.n", "data.seed", "trainer.nnodes", "trainer.save_freq"} <= {*sources(found, "unresolved")}
+    imported = import_file(script(tmp_path, text))
+    assert {f"{ROLLOUT}.n", "data.seed", "trainer.nnodes", "trainer.save_freq"} <= {*sources(imported, "unresolved")}
 
 
 def test_the_word_none_is_a_text(tmp_path: Path) -> None:
@@ -360,8 +364,8 @@ def test_the_word_none_is_a_text(tmp_path: Path) -> None:
 def test_exported_variables_reach_the_python_script(tmp_path: Path) -> None:
     text = 'import os\nfrom trl import GRPOConfig\nGRPOConfig(num_generations=int(os.environ["N"]))\n'
     script(tmp_path, text, "train_it.py")
-    found = import_file(script(tmp_path, "export N=6\npython train_it.py\n"))
-    assert found.settings["rollout.samples_per_prompt"] == 6
+    imported = import_file(script(tmp_path, "export N=6\npython train_it.py\n"))
+    assert imported.settings["rollout.samples_per_prompt"] == 6
 
 
 def test_another_program_with_overrides_is_not_verl(tmp_path: Path) -> None:
@@ -377,8 +381,8 @@ def test_hidden_files_and_the_home_folder_are_not_read(tmp_path: Path, monkeypat
     script(tmp_path, "learning_rate: 5.0\n", "secret.yaml")
     script(tmp_path / "project", "learning_rate: 5.0\n", ".secret.yaml")
     for folder, name in ((tmp_path, "secret.yaml"), (tmp_path / "project", ".secret.yaml")):
-        found = import_file(script(folder, f"trl grpo --config {name} --num_generations 4\n"))
-        assert "its values are not read" in found.warnings[0]
+        imported = import_file(script(folder, f"trl grpo --config {name} --num_generations 4\n"))
+        assert "its values are not read" in imported.warnings[0]
 
 
 def test_text_of_scripts_is_read_in_linear_time() -> None:
@@ -393,9 +397,9 @@ def test_text_of_scripts_is_read_in_linear_time() -> None:
 
 def test_an_argument_that_is_not_given_is_not_empty(tmp_path: Path) -> None:
     file = script(tmp_path, f"{TRAIN} {ROLLOUT}.n=$1 data.seed=${{2:-5}} data.train_batch_size=$(($3 + 8))\n")
-    found = import_file(file)
-    assert {f"{ROLLOUT}.n", "data.train_batch_size"} <= {*sources(found, "unresolved")}
-    assert any("not known: $1, $3: give" in warning for warning in found.warnings)
+    imported = import_file(file)
+    assert {f"{ROLLOUT}.n", "data.train_batch_size"} <= {*sources(imported, "unresolved")}
+    assert any("not known: $1, $3: give" in warning for warning in imported.warnings)
     assert import_file(file, arguments=["4", "5", "6"]).warnings == []
 
 

@@ -45,16 +45,16 @@ def test_a_served_reward_model_gives_the_logits_of_the_classifier(tmp_path: Path
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         save_model(Qwen2ForSequenceClassification(config), folder := tmp_path / "reward")
-    expected = [reward_model.verify(one, path=str(folder)) for one in REQUESTS]
+    expected = [reward_model.verify(request, path=str(folder)) for request in REQUESTS]
     notes: list[str] = []
     with serving_here([f"served_reward_model(serve='{folder}')"], notes.append):
-        found = [run(served_reward_model.verify(one, serve=str(folder))) for one in REQUESTS]
+        verdicts = [run(served_reward_model.verify(request, serve=str(folder))) for request in REQUESTS]
         squashed = run(served_reward_model.verify(REQUESTS[0], serve=str(folder), transform="sigmoid"))
-    for one, other in zip(found, expected, strict=True):
-        assert one.score == pytest.approx(other.score, abs=1e-5)
-        assert one.outcome is other.outcome
-        assert one.parts["usage/calls"] == 1
-        assert one.parts["usage/prompt_tokens"] > 0
+    for request, other in zip(verdicts, expected, strict=True):
+        assert request.score == pytest.approx(other.score, abs=1e-5)
+        assert request.outcome is other.outcome
+        assert request.parts["usage/calls"] == 1
+        assert request.parts["usage/prompt_tokens"] > 0
     assert 0 < squashed.score < 1
     assert len(notes) == 1
 
@@ -76,8 +76,8 @@ def test_a_judge_that_is_killed_is_started_again_and_nothing_is_left(
         assert (refused.outcome, "answers 401" in refused.detail) == (Outcome.CRASH, True)
         publish({folder: (server.url,)}, "secret-0")
         os.killpg(server.pid, signal.SIGKILL)
-        again = run(verify(REQUESTS[0], serve=folder, structured=False, extra=CHOICE, cache=False))
-        assert (again.outcome, again.score, server.deaths) == (first.outcome, first.score, 1)
+        repeated = run(verify(REQUESTS[0], serve=folder, structured=False, extra=CHOICE, cache=False))
+        assert (repeated.outcome, repeated.score, server.deaths) == (first.outcome, first.score, 1)
     finally:
         server.close()
         server.close()
@@ -126,9 +126,9 @@ def test_a_judge_is_an_endpoint_or_a_served_model() -> None:
 def _in_group(group: int) -> list[int]:
     """The processes of a group that is to end."""
     until = time.monotonic() + 5
-    while found := [one.pid for one in psutil.process_iter() if _group(one.pid) == group]:
+    while processes := [process.pid for process in psutil.process_iter() if _group(process.pid) == group]:
         if time.monotonic() > until:
-            return found
+            return processes
         time.sleep(0.1)
     return []
 

@@ -49,24 +49,24 @@ def test_an_address_is_that_of_the_model_and_the_same_for_the_same_text(monkeypa
     with pytest.raises(VerifierError, match="nobody serves the model a"):
         address_of("a")
     publish({"a": ("http://1", "http://2"), "b": ("http://3",)}, "key")
-    found = {text: address_of("a", text) for text in map(str, range(20))}
-    assert set(found.values()) == {"http://1", "http://2"}
-    assert all(address_of("a", text) == address for text, address in found.items())
+    addresses = {text: address_of("a", text) for text in map(str, range(20))}
+    assert set(addresses.values()) == {"http://1", "http://2"}
+    assert all(address_of("a", text) == address for text, address in addresses.items())
     assert address_of("b", "x") == "http://3"
 
 
 def test_the_identity_changes_with_the_files(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("1")
-    before = identity(str(tmp_path))
-    assert identity(str(tmp_path)) == before
+    initial = identity(str(tmp_path))
+    assert identity(str(tmp_path)) == initial
     (tmp_path / "weights").write_text("12")
-    assert identity(str(tmp_path)) != before
+    assert identity(str(tmp_path)) != initial
 
 
 def test_models_of_expressions_are_served_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tiny_model(tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
-    first, second = (str(parse(f"{one} + 0.5 * judge(serve=tiny)").located()) for one in ("math", "exact"))
+    first, second = (str(parse(f"{verifier} + 0.5 * judge(serve=tiny)").located()) for verifier in ("math", "exact"))
     assert models_of([first, second]) == {ServedModel(str(tmp_path / "tiny")): False}
     assert models_of(["math"]) == {}
     with pytest.raises(ConfigError, match="with different settings"):

@@ -17,9 +17,9 @@ LEAVES = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > {0}; while :; do
 def test_a_server_inherits_no_secret_but_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "SOME_SETTING"):
         monkeypatch.setenv(name, "value")
-    found = server_processes.inherited()
-    assert found["HF_TOKEN"] == found["SOME_SETTING"] == "value"
-    assert not found.keys() & {"AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY"}
+    variables = server_processes.inherited()
+    assert variables["HF_TOKEN"] == variables["SOME_SETTING"] == "value"
+    assert not variables.keys() & {"AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY"}
 
 
 def test_what_has_left_the_group_of_a_server_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

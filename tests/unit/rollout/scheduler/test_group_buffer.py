@@ -117,7 +117,7 @@ def test_a_roll_back_drops_groups_in_every_state() -> None:
 def test_a_checkpoint_is_no_view_of_totals_that_go_on() -> None:
     totals = StepTotals(scored_groups=[ScoredGroup("row:1", 4, 3, 96, True)])
     state = totals.state()  # written to disk while the next step adds to the totals
-    before = json.dumps(state)
+    serialized = json.dumps(state)
     totals.scored_groups += [ScoredGroup("row:2", 4, 2, 89, True)]
     totals.draws[7] += 1
-    assert json.dumps(state) == before
+    assert json.dumps(state) == serialized

@@ -48,14 +48,14 @@ class Engine(harness.Engine):
         return super().step()
 
     def peek(self) -> list[Generation]:
-        kept = dict(self.under_way)
-        found = [self._of(key, None) for key in kept]
-        self.under_way = kept
-        return found
+        pending = dict(self.under_way)
+        generations = [self._of(key, None) for key in pending]
+        self.under_way = pending
+        return generations
 
     def _of(self, key: int, reason: Any) -> Generation:
-        whole = super()._of(key, reason)
-        return Generation(key, whole.tokens, np.array(self.drawn_by[key], np.float32), reason)
+        generation = super()._of(key, reason)
+        return Generation(key, generation.tokens, np.array(self.drawn_by[key], np.float32), reason)
 
 
 class Workers(harness.Workers):
@@ -84,9 +84,9 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def source_of(workers: Workers, staleness: int, engine_steps: int | None, apart: bool = True, **rules: Any) -> Rollouts:
     source = harness.source_of(workers, oversample=1.0, kind=StreamingRollouts, **rules)
-    asked = {"staleness": staleness, "engine_steps": engine_steps}
+    async_config = {"staleness": staleness, "engine_steps": engine_steps}
     source.config = source.config.changed(
-        async_=asked, rollout={"workers": len(workers) if apart else 0}, train={"steps": STEPS}
+        async_=async_config, rollout={"workers": len(workers) if apart else 0}, train={"steps": STEPS}
     )
     return source
 
@@ -124,15 +124,15 @@ class Run:
 
     def rows(self) -> list[list[tuple[Any, ...]]]:
         """Of each step: tokens, versions and log-probs of each sample."""
-        found = []
+        table = []
         for batch in self.batches:
             wholes = [(s, batch.shards[s.shard].row(s.row)) for s in batch.samples]
             stats = batch.stats
             figures = [("figures", stats.in_flight, stats.carried_over, stats.rounds, stats.generated, stats.resumed)]
             figures += [("figures", stats.aborted, stats.stale, stats.dropped, stats.mean_score)]
             rows = [(s.prompt, s.sample, w.tokens.tolist(), w.log_probs.tolist(), w.spans) for s, w in wholes]
-            found.append([*figures, *rows])
-        return found
+            table.append([*figures, *rows])
+        return table
 
 
 def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
@@ -141,13 +141,13 @@ def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
     assert len(batch.samples) == BATCH * SAMPLES
     rows: dict[int, int] = {}
     for s in batch.samples:
-        whole = batch.shards[s.shard].row(s.row)
-        row = rows.setdefault(s.prompt, int(whole.tokens[0]))
-        response = whole.response_ids.tolist()
+        trajectory = batch.shards[s.shard].row(s.row)
+        row = rows.setdefault(s.prompt, int(trajectory.tokens[0]))
+        response = trajectory.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
-        drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
-        assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
-        assert whole.versions == sorted(set(drawn_by))
+        drawn_by = [version for span in trajectory.spans[1:] for version in [span.version] * (span.end - span.start)]
+        assert drawn_by == (-trajectory.log_probs).tolist() == sorted(drawn_by)
+        assert trajectory.versions == sorted(set(drawn_by))
         assert (s.version, s.version + s.newer_by) == (drawn_by[0], drawn_by[-1])
         by_version = tuple(drawn_by.count(version) for version in range(drawn_by[0], drawn_by[-1] + 1))
         assert s.version_tokens == (by_version if s.newer_by else ())
@@ -174,8 +174,8 @@ def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
     run = Run(source_of(workers, staleness, steps, apart), workers)
     if steps is None and apart:  # the update comes after two looks
         looks = iter([False, False, True] * STEPS)
-        ahead = run.source.prefetch
-        run.source.prefetch = lambda step, should_stop: ahead(step, lambda: next(looks))  # type: ignore[method-assign]
+        prefetch = run.source.prefetch
+        run.source.prefetch = lambda step, should_stop: prefetch(step, lambda: next(looks))  # type: ignore[method-assign]
     run.until(STEPS)
     rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, staleness)]
     assert rows == list(range(BATCH * STEPS))
@@ -192,8 +192,10 @@ def test_responses_go_on_through_updates_and_the_first_ones_do_not_wait() -> Non
     assert any(newer.any() for newer in versions)
     assert any(batch.stats.stale for batch in run.batches)
     assert run.batches[0].stats.stale == 0
-    drawn = sum(batch.stats.generated_tokens for batch in run.batches)
-    assert drawn == sum(int(batch.samples.response_tokens.sum()) for batch in run.batches), "no token is drawn twice"
+    generated = sum(batch.stats.generated_tokens for batch in run.batches)
+    assert generated == sum(int(batch.samples.response_tokens.sum()) for batch in run.batches), (
+        "no token is drawn twice"
+    )
 
 
 @pytest.mark.parametrize(("staleness", "steps", "apart"), [(1, 0, True), (2, 0, True), (2, 5, True), (2, None, False)])
@@ -222,19 +224,19 @@ def test_a_checkpoint_has_what_is_under_way_and_interrupts_nothing() -> None:
         workers.load(2)
         plain, _ = source.state()
         assert workers.interrupted == [False]
-        begun = [one for group in plain["waiting"] if group["open"] for one in group["open"]["begun"]]
-        assert begun
+        partials = [partial for group in plain["waiting"] if group["open"] for partial in group["open"]["begun"]]
+        assert partials
         run.until(STEPS, first=2)
         rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, 2)]
         assert rows == list(range(BATCH * STEPS))
 
 
 def test_what_is_kept_stays_in_the_engine_and_is_not_computed_again() -> None:
-    kept, computed = (Workers([Engine(6)], keep) for keep in (True, False))
-    for workers in (kept, computed):
+    reusing, computed = (Workers([Engine(6)], keep) for keep in (True, False))
+    for workers in (reusing, computed):
         Run(source_of(workers, 2, 5), workers).until(STEPS)
-    asked = [sum(len(engine.asked) for engine in workers.engines) for workers in (kept, computed)]
-    assert asked[0] == BATCH * STEPS * SAMPLES < asked[1]
+    request_counts = [sum(len(engine.asked) for engine in workers.engines) for workers in (reusing, computed)]
+    assert request_counts[0] == BATCH * STEPS * SAMPLES < request_counts[1]
 
 
 def test_dropped_groups_are_replaced_at_once_and_bounds_hold() -> None:
@@ -250,7 +252,7 @@ def test_dropped_groups_are_replaced_at_once_and_bounds_hold() -> None:
 
 
 def test_groups_older_than_a_lowered_bound_are_dropped_or_kept_by_rule() -> None:
-    for rule, taken in (("drop", False), ("keep", True)):
+    for rule, included in (("drop", False), ("keep", True)):
         workers = Workers([Engine(32)])
         run = Run(source_of(workers, 4, 40), workers).until(2)
         run.resume(2)
@@ -260,8 +262,8 @@ def test_groups_older_than_a_lowered_bound_are_dropped_or_kept_by_rule() -> None
         run.workers.load(4)
         run.workers.load(5)
         batch = run.source.take(5)
-        assert (batch.stats.too_old > 0) != taken
-        assert (5 - int(batch.samples.version.min()) > 1) == taken
+        assert (batch.stats.too_old > 0) != included
+        assert (5 - int(batch.samples.version.min()) > 1) == included
 
 
 def test_the_engines_generate_until_they_are_needed() -> None:

@@ -53,69 +53,69 @@ def ahead_of(source: Source, beside: bool = True, last: int = 9) -> tuple[Prefet
         killed.append("engines")
         source.may.set()
 
-    made: Any = source
-    return Prefetcher(made, beside, last, kill), killed
+    typed_source: Any = source
+    return Prefetcher(typed_source, beside, last, kill), killed
 
 
 def test_the_engines_generate_beside_each_step_but_the_last() -> None:
     source = Source()
-    ahead, killed = ahead_of(source, last=3)
+    prefetcher, killed = ahead_of(source, last=3)
     for step in (1, 2, 3):
-        ahead.take(step)
-        assert ahead.waited_for == (step == 3)
-        ahead.wait()
-        assert ahead.waited_for
+        prefetcher.take(step)
+        assert prefetcher.waited_for == (step == 3)
+        prefetcher.wait()
+        assert prefetcher.waited_for
     steps = [("take", 1), ("ahead", 1), ("take", 2), ("ahead", 2), ("take", 3)]
-    assert [(what, step) for what, step, _ in source.calls] == steps
-    assert {(what, thread) for what, _, thread in source.calls} == {("take", "MainThread"), ("ahead", "background")}
-    ahead.close()
+    assert [(call, step) for call, step, _ in source.calls] == steps
+    assert {(call, thread) for call, _, thread in source.calls} == {("take", "MainThread"), ("ahead", "background")}
+    prefetcher.close()
     assert killed == []
 
 
 def test_where_nothing_is_generated_beside_training_there_is_no_thread() -> None:
     source = Source()
-    ahead, _ = ahead_of(source, beside=False)
+    prefetcher, _ = ahead_of(source, beside=False)
     for step in (1, 2, 3):
-        ahead.take(step)
-    ahead.wait()
-    assert [what for what, _, _ in source.calls] == ["take"] * 3
+        prefetcher.take(step)
+    prefetcher.wait()
+    assert [call for call, _, _ in source.calls] == ["take"] * 3
 
 
 def test_generation_goes_on_until_the_engines_are_needed() -> None:
     source = Source(lasts=True)
-    ahead, _ = ahead_of(source)
-    ahead.take(1)
-    ahead.wait()
-    assert ahead.busy_s > 0
-    ahead.take(2)
-    ahead.wait()
-    assert [what for what, _, _ in source.calls] == ["take", "ahead"] * 2
+    prefetcher, _ = ahead_of(source)
+    prefetcher.take(1)
+    prefetcher.wait()
+    assert prefetcher.busy_s > 0
+    prefetcher.take(2)
+    prefetcher.wait()
+    assert [call for call, _, _ in source.calls] == ["take", "ahead"] * 2
 
 
 def test_what_fails_in_the_background_is_raised_where_it_is_waited_for() -> None:
     source = Source(failing={1})
-    ahead, _ = ahead_of(source)
-    ahead.take(1)
-    for wait in (ahead.wait, ahead.wait, lambda: ahead.take(2), ahead.discard):
+    prefetcher, _ = ahead_of(source)
+    prefetcher.take(1)
+    for wait in (prefetcher.wait, prefetcher.wait, lambda: prefetcher.take(2), prefetcher.discard):
         with pytest.raises(RunFailed, match="step 1 failed"):
             wait()
 
 
 def test_a_failing_run_stops_generation_and_waits_for_its_thread() -> None:
     source = Source()
-    ahead, killed = ahead_of(source)
+    prefetcher, killed = ahead_of(source)
     source.may.clear()
-    ahead.take(1)
-    ahead.close()
+    prefetcher.take(1)
+    prefetcher.close()
     assert killed == ["engines"]
-    ahead.wait()  # the thread is done
+    prefetcher.wait()  # the thread is done
 
 
 def test_what_is_dropped_is_not_generated_meanwhile() -> None:
     source = Source(lasts=True)
-    ahead, _ = ahead_of(source)
-    ahead.take(1)
-    ahead.discard()
+    prefetcher, _ = ahead_of(source)
+    prefetcher.take(1)
+    prefetcher.discard()
     assert source.dropped == 1
 
 

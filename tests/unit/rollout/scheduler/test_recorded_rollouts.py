@@ -65,8 +65,8 @@ class Workers(Roles):
         self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         shared = queue or NO_SHARED_TASKS
-        asked = [[described(task) for task in own] for own in [*tasks, shared.tasks]]
-        self.calls.append([repr(replace(call, progress_s=0.0)), asked, shared.until])
+        described_tasks = [[described(task) for task in rank_tasks] for rank_tasks in [*tasks, shared.tasks]]
+        self.calls.append([repr(replace(call, progress_s=0.0)), described_tasks, shared.until])
         for rank, role in enumerate(self.roles):
             items = list(role.run(tasks[rank], call, shared))
             yield Progress(sum(item.finished for item in items if isinstance(item, Progress)))
@@ -74,11 +74,12 @@ class Workers(Roles):
 
 
 def described(task: PromptTask) -> Any:
-    begun = [
-        (key, one.sample, one.shard, one.row, one.tokens, one.version) for key, one in sorted(task.partial.items())
+    partials = [
+        (key, partial.sample, partial.shard, partial.row, partial.tokens, partial.version)
+        for key, partial in sorted(task.partial.items())
     ]
     identity = [task.group, task.prompt.id, list(task.indexes), task.first_sample, task.greedy, task.step]
-    return [*identity, task.tokens.tolist(), begun, len(task.shards)]
+    return [*identity, task.tokens.tolist(), partials, len(task.shards)]
 
 
 def counted(report: RolloutBatch, rank: int) -> RolloutBatch:
@@ -231,18 +232,18 @@ class Run:
 
     def of_batch(self, batch: RolloutBatch) -> Any:
         samples = [
-            (repr(sample), whole.tokens.tolist(), repr(whole.spans), whole.log_probs.tolist())
+            (repr(sample), trajectory.tokens.tolist(), repr(trajectory.spans), trajectory.log_probs.tolist())
             for sample in batch.samples
-            for whole in [batch.shards[sample.shard].row(sample.row)]
+            for trajectory in [batch.shards[sample.shard].row(sample.row)]
         ]
         groups = [list(batch.sources), list(batch.data_sources), list(batch.prompt_ids), dict(batch.part_weights)]
-        more = [repr(sorted(batch.baselines.items())), list(batch.scored_groups), dict(batch.selection)]
-        return [samples, figures(batch.stats), groups, more, len(batch.shards)]
+        group_state = [repr(sorted(batch.baselines.items())), list(batch.scored_groups), dict(batch.selection)]
+        return [samples, figures(batch.stats), groups, group_state, len(batch.shards)]
 
     def state(self) -> tuple[Any, Any, Any]:
         """A checkpoint, and its tokens to see."""
         plain, shards = self.source.state()
-        tokens = [[shard.row(place).tokens.tolist() for place in range(len(shard))] for shard in shards]
+        tokens = [[shard.row(row).tokens.tolist() for row in range(len(shard))] for shard in shards]
         self.seen += [json.dumps(plain), tokens]
         return json.loads(json.dumps(plain)), shards, json.loads(json.dumps(self.source.cursor.state()))
 

@@ -80,19 +80,19 @@ class Workers(CalledByName):
         self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.group))
         self.calls.append(call)
         for rank in reversed(range(self.count)):
-            own = tasks[rank] if rank in leaders else []
-            yield Progress(sum(t.responses for t in own))
-            yield self.report(rank, own, call)
+            rank_tasks = tasks[rank] if rank in leaders else []
+            yield Progress(sum(t.responses for t in rank_tasks))
+            yield self.report(rank, rank_tasks, call)
 
     def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
         shard, samples = Shard([]), []
         for task in tasks:
             for index in range(task.samples):
-                drawn = task.first_sample + index
-                verdict = Verdict(self.score(task.prompt.id, drawn), self.outcome, detail="as told")
+                sample_number = task.first_sample + index
+                verdict = Verdict(self.score(task.prompt.id, sample_number), self.outcome, detail="as told")
                 row = len(shard.rows)
                 shard.rows.append(
-                    (task.prompt.id, sample_seed(call.seed, call.purpose, call.step, task.prompt.id, drawn))
+                    (task.prompt.id, sample_seed(call.seed, call.purpose, call.step, task.prompt.id, sample_number))
                 )
                 samples.append(Sample(task.group, index, rank, row, 4, 3, "stop", verdict, self.version))
         self.shards.append(weakref.ref(shard))
@@ -103,13 +103,13 @@ class Workers(CalledByName):
         }
         self.taken[rank] = shard if samples else None
         tokens = sum(s.response_tokens for s in samples)
-        made = SampleTable.of(samples[::-1])
+        table = SampleTable.of(samples[::-1])
         stats = RolloutStats(generated_tokens=tokens, version=self.version, generate_s=1.0, verify_s=0.5)
-        return RolloutBatch(made, stats=stats, baselines=baselines)
+        return RolloutBatch(table, stats=stats, baselines=baselines)
 
     def take_shard(self) -> list[list[Shard | None]]:
-        taken, self.taken = self.taken, [None] * self.count
-        return [[shard] for shard in taken]
+        shards, self.taken = self.taken, [None] * self.count
+        return [[shard] for shard in shards]
 
     def living(self) -> int:
         gc.collect()
@@ -142,8 +142,8 @@ def source_of(
             "train": {"seed": 5},
         }
     )
-    asked = [({"role": "user", "content": f"{i}?"},) for i in range(rows)]
-    prompt = [Prompt(f"row:{i}", messages, "s", "math", "gsm8k", "3") for i, messages in enumerate(asked)]
+    message_lists = [({"role": "user", "content": f"{i}?"},) for i in range(rows)]
+    prompt = [Prompt(f"row:{i}", messages, "s", "math", "gsm8k", "3") for i, messages in enumerate(message_lists)]
     flat: np.ndarray = np.arange(4 * rows, dtype=np.int32)
     prompts = TokenizedPrompts(tuple(prompt), 0, flat, np.arange(0, 4 * rows + 1, 4))
     cursor = PromptCursor(rows, seed=0, shuffle=False)
@@ -174,8 +174,8 @@ def rows_of(batch: RolloutBatch) -> list[int]:
         prompt_id, _ = batch.shards[s.shard].rows[s.row]
         rows.setdefault(s.prompt, set()).add(number(prompt_id))
     assert list(rows) == list(range(len(rows))), "groups are counted without gaps, in order"
-    assert all(len(found) == 1 for found in rows.values())
-    return [found.pop() for found in rows.values()]
+    assert all(len(distinct) == 1 for distinct in rows.values())
+    return [distinct.pop() for distinct in rows.values()]
 
 
 def test_every_group_is_kept_in_one_round_unless_told_otherwise() -> None:
@@ -341,10 +341,10 @@ def test_a_prompt_repeated_in_a_step_gets_new_samples_in_any_round() -> None:
     workers = Workers(unequal_where(lambda row: row == 2))
     source = source_of(workers, rows=3, keep="unequal", oversample=2.0, max_batches=3)
     batch = source.take(1)  # 8 prompts of 3 rows: 2 good groups; then 4: 1 or 2 more
-    drawn = [(t.prompt.id, t.first_sample) for tasks in workers.rounds for t in tasks]
+    prompt_samples = [(t.prompt.id, t.first_sample) for tasks in workers.rounds for t in tasks]
     assert len(workers.rounds) == 2
-    assert len(set(drawn)) == len(drawn) == 12
-    assert sorted(first for prompt_id, first in drawn if prompt_id == "row:1") == [0, 2, 4, 6]
+    assert len(set(prompt_samples)) == len(prompt_samples) == 12
+    assert sorted(first for prompt_id, first in prompt_samples if prompt_id == "row:1") == [0, 2, 4, 6]
     seeds = [batch.shards[s.shard].rows[s.row] for s in batch.samples]
     assert len(set(seeds)) == len(seeds) == 8
     workers.rounds.clear()
@@ -375,9 +375,9 @@ def test_what_is_sampled_does_not_depend_on_the_layout_of_the_workers(
             for b in batches
         ]
 
-    found = steps(*layout)
-    assert found == steps(1, 1)
-    for samples, _ in found:
+    sampled = steps(*layout)
+    assert sampled == steps(1, 1)
+    for samples, _ in sampled:
         assert all(good[number(prompt_id) % 7] for *_, prompt_id, _ in samples)
 
 
@@ -462,7 +462,7 @@ class Engine:
 class Scorer:
     """A response's score is its number, which is its only token."""
 
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, Any]) -> Future[Scored]:
         [number] = array("i", tokens)
         done: Future[Scored] = Future()
         done.set_result(Scored(str(number), Verdict(float(number), Outcome.OK)))
@@ -505,11 +505,11 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
 def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> None:
     class Cut(Engine):
         def step(self) -> list[Generation]:
-            return [replace(one, finish_reason="length") for one in super().step()]
+            return [replace(generation, finish_reason="length") for generation in super().step()]
 
     class Right:
-        def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
-            assert how == {"finish_reason": "length", "thinking": True}
+        def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, Any]) -> Future[Scored]:
+            assert fields == {"finish_reason": "length", "thinking": True}
             done: Future[Scored] = Future()
             done.set_result(Scored("", Verdict(1.0, Outcome.OK)))
             return done
@@ -530,13 +530,13 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
     for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):
         verification = Verification(Texts(), stop_token_ids=frozenset(stops))  # type: ignore[arg-type]
-        whole = Trajectory.single(task.tokens, np.array([5, 9], np.int32), np.zeros(2, np.float32))
-        scored = verification.submit(task, whole)
+        trajectory = Trajectory.single(task.tokens, np.array([5, 9], np.int32), np.zeros(2, np.float32))
+        scored = verification.submit(task, trajectory)
         assert scored.result().text == str(text)
 
 
 class Texts:
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, Any]) -> Future[Scored]:
         ids = array("i", tokens).tolist()
         assert ids == [5, 9]
         done: Future[Scored] = Future()
@@ -548,7 +548,7 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
-    found = {}
+    reasons = {}
     for rule in ("mask", "keep", ""):
         saver = Saver(str(tmp_path / f"{rule}.parquet"), 0, 1, rule)  # type: ignore[arg-type]
         for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
@@ -557,8 +557,8 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
             row = Sample(0, index, 0, index, 2, 1, finish, PLACEHOLDER_VERDICT, 1)  # type: ignore[arg-type]
             saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
-        found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
-    assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}
+        reasons[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
+    assert reasons == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}
 
 
 def test_samples_verified_after_the_first_write_are_added_to_the_file(tmp_path: Path) -> None:
@@ -590,36 +590,36 @@ def mixture_of(workers: Workers, unit: Unit, **rules: Any) -> SyncRollouts:
 def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) -> None:
     rules = {"keep": "unequal", "oversample": 1.5, "max_batches": 30}
     workers = Workers(unequal_where(lambda row: row % 3 != 0))
-    whole, drawn = mixture_of(workers, unit, **rules), Counter[str]()
+    uninterrupted, counts = mixture_of(workers, unit, **rules), Counter[str]()
     parts = mixture_of(Workers(workers.score), unit, **rules)
     waited = False
     for step in range(1, 13):
-        batch, again = whole.take(step), parts.take(step)
-        assert rows_of(batch) == rows_of(again)
-        assert batch.sources == again.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
+        batch, resumed_batch = uninterrupted.take(step), parts.take(step)
+        assert rows_of(batch) == rows_of(resumed_batch)
+        assert batch.sources == resumed_batch.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
         waiting, shards = groups_to_json(parts.buffer.groups)
         waited |= bool(waiting)
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = mixture_of(Workers(workers.score), unit, **rules)
         parts.cursor = parts.cursor.restored(state)
         parts.buffer.restore(groups_from_json(json.loads(json.dumps(waiting)), shards))
-    drawn.update("a" if number(task.prompt.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
+    counts.update("a" if number(task.prompt.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited
-    assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
+    assert counts["a"] == pytest.approx(2 * counts["b"], abs=2)
 
 
 def test_samples_that_were_generated_ahead_keep_their_sets() -> None:
     source = mixture_of(Workers(unequal_where(lambda row: True)), "prompts")
     source.config = source.config.changed(async_={"staleness": 1, "engine_steps": 0}, rollout={"workers": 1})
-    ahead = Prefetcher(source, True, 9, lambda: None)
-    ahead.take(1)
-    ahead.wait()
+    prefetcher = Prefetcher(source, True, 9, lambda: None)
+    prefetcher.take(1)
+    prefetcher.wait()
     state, shards = source.state()
     assert source.has_started
-    whole = ahead.take(2).sources
-    ahead.wait()
+    sources = prefetcher.take(2).sources
+    prefetcher.wait()
     source.restore(json.loads(json.dumps(state)), shards)
-    assert source.take(2).sources == whole
+    assert source.take(2).sources == sources
 
 
 def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
@@ -629,8 +629,8 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
     report = evaluate(workers, prompts, config)  # type: ignore[arg-type]
     assert (report.prompts, report.sets["a"].prompts, report.sets["b"].prompts) == (30, 20, 10)
     assert report.sets["b"].samples == 20
-    metrics, told = report.metrics(), report.as_dict()
-    assert metrics["a/pass@1"] == metrics["pass@1"] == told["datasets"]["b"]["pass"]["pass@1"]["mean"] == 1.0
+    metrics, summary = report.metrics(), report.as_dict()
+    assert metrics["a/pass@1"] == metrics["pass@1"] == summary["datasets"]["b"]["pass"]["pass@1"]["mean"] == 1.0
     assert "(a 100.0%" in report.headline()
     alone = evaluate(workers, source_of(workers, rows=3).prompts, config)  # type: ignore[arg-type]
     assert (alone.sets, "datasets" in alone.as_dict(), "(" in alone.headline()) == ({}, False, False)
@@ -660,13 +660,13 @@ def test_prompts_drawn_by_their_pass_rates_resume_exactly(sampling: str) -> None
         row = number(prompt_id)
         return float(row % 3 == 2 or (row % 3 == 1 and sample % 2 == 1))
 
-    whole, parts = (selecting_source(Judging(score), sampling) for _ in range(2))
+    uninterrupted, parts = (selecting_source(Judging(score), sampling) for _ in range(2))
     for step in range(1, 9):
-        batch, again = whole.take(step), parts.take(step)
-        assert rows_of(batch) == rows_of(again)
-        assert (batch.scored_groups, batch.selection) == (again.scored_groups, again.selection)
+        batch, resumed_batch = uninterrupted.take(step), parts.take(step)
+        assert rows_of(batch) == rows_of(resumed_batch)
+        assert (batch.scored_groups, batch.selection) == (resumed_batch.scored_groups, resumed_batch.selection)
         assert len(batch.scored_groups) * SAMPLES == batch.stats.generated
-        assert sum(kept for *_, kept in batch.scored_groups) == len(rows_of(batch))
+        assert sum(selected for *_, selected in batch.scored_groups) == len(rows_of(batch))
         assert {(number(name) % 3, right) for name, _, right, _, _ in batch.scored_groups} <= {(0, 0), (1, 1), (2, 2)}
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = selecting_source(Judging(score), sampling)
@@ -677,17 +677,19 @@ def test_prompts_drawn_by_their_pass_rates_resume_exactly(sampling: str) -> None
 
 def test_what_was_judged_is_kept_with_what_was_generated_ahead() -> None:
     source, other = (selecting_source(Judging(unequal_where(lambda row: row % 2 == 1)), "thompson") for _ in range(2))
-    for one in (source, other):
-        one.config = one.config.changed(async_={"staleness": 1, "engine_steps": 0}, rollout={"workers": 1})
-    ahead = Prefetcher(source, True, 9, lambda: None)
-    ahead.take(1)
-    ahead.wait()
+    for each_source in (source, other):
+        each_source.config = each_source.config.changed(
+            async_={"staleness": 1, "engine_steps": 0}, rollout={"workers": 1}
+        )
+    prefetcher = Prefetcher(source, True, 9, lambda: None)
+    prefetcher.take(1)
+    prefetcher.wait()
     state, shards = source.state()
     cursor = json.loads(json.dumps(source.cursor.state()))
     other.cursor = other.cursor.restored(cursor)
     other.restore(json.loads(json.dumps(state)), shards)
-    restored, batch = other.take(2), ahead.take(2)
-    ahead.wait()
+    restored, batch = other.take(2), prefetcher.take(2)
+    prefetcher.wait()
     assert source.has_started
     assert restored.scored_groups == batch.scored_groups
     assert restored.selection == batch.selection != {}
@@ -697,8 +699,8 @@ def test_what_was_judged_is_kept_with_what_was_generated_ahead() -> None:
 def test_a_group_is_judged_by_the_samples_that_count() -> None:
     config = RunConfig.model_validate({"train": {"truncated": "zero_reward"}})
 
-    def sample(place: int, outcome: Outcome, stop: Any = "stop") -> Sample:
-        return Sample(0, place, 0, place, 4, 3, stop, Verdict(1.0, outcome), 1)
+    def sample(index: int, outcome: Outcome, stop: Any = "stop") -> Sample:
+        return Sample(0, index, 0, index, 4, 3, stop, Verdict(1.0, outcome), 1)
 
     some = SampleTable.of(
         [sample(0, Outcome.OK), sample(1, Outcome.WRONG), sample(2, Outcome.CRASH), sample(3, Outcome.OK, "length")]

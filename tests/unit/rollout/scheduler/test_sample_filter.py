@@ -49,12 +49,12 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
     return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), tried=False), config, seed=3)
 
 
-def same(found: SelectedSamples, expected: SelectedSamples) -> bool:
+def same(actual: SelectedSamples, expected: SelectedSamples) -> bool:
     """Whether two steps train on the same samples with the same numbers, bit for bit."""
-    columns, wanted = found.columns.present(), expected.columns.present()
+    columns, wanted = actual.columns.present(), expected.columns.present()
     assert columns.keys() == wanted.keys()
     equal = all(np.array_equal(columns[name], wanted[name]) for name in columns)
-    return equal and list(found.samples) == list(expected.samples) and found.active == expected.active
+    return equal and list(actual.samples) == list(expected.samples) and actual.active == expected.active
 
 
 GROUPS = st.lists(
@@ -82,14 +82,14 @@ def test_a_step_is_trained_on_as_if_they_had_not_been_sampled(composed: dict[str
     @settings(max_examples=10, deadline=None)
     @given(groups=GROUPS)
     def holds(groups: list[list[tuple[float, int, str]]]) -> None:
-        whole = [sample(p, i, *drawn) for p, group in enumerate(groups) for i, drawn in enumerate(group)]
-        usable = [s for s in whole if groups[s.prompt][s.sample][2] == COUNTS]
+        samples = [sample(p, i, *fields) for p, group in enumerate(groups) for i, fields in enumerate(group)]
+        usable = [s for s in samples if groups[s.prompt][s.sample][2] == COUNTS]
         if composed["advantage"] not in ("remax", "one"):  # samples of one prompt are compared
             usable = [s for s in usable if sum(other.prompt == s.prompt for other in usable) > 1]
-        found = chosen_of(whole, algorithm=composed, shaping=SHAPING)
+        selection = chosen_of(samples, algorithm=composed, shaping=SHAPING)
         expected = chosen_of(usable, "keep", algorithm=composed, shaping=SHAPING)
-        assert same(found, expected)
-        assert found.reward == expected.reward or not usable
+        assert same(selection, expected)
+        assert selection.reward == expected.reward or not usable
 
     holds()
 
@@ -106,7 +106,7 @@ def test_nothing_changes_where_nothing_is_left_out() -> None:
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum-norm", "group-mean-token-mean"])
 def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ranks: int) -> None:
     fates = [COUNTS, CUT, COUNTS, TIMEOUT, COUNTS, COUNTS, CRASH, COUNTS, COUNTS, CUT, CRASH, TIMEOUT]
-    whole = [sample(n // 4, n % 4, float(n % 3 == 0), 1 + n % 5, fate) for n, fate in enumerate(fates)]
+    samples = [sample(n // 4, n % 4, float(n % 3 == 0), 1 + n % 5, fate) for n, fate in enumerate(fates)]
     config = RunConfig.model_validate(
         {
             "algorithm": {"advantage": "dr_grpo", "loss": "ppo", "aggregation": aggregation},
@@ -116,55 +116,58 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
         }
     )
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(RolloutBatch(SampleTable.of(whole), [None]), algorithm, config, seed=0)
-    (mini,) = plan_step(chosen, config, ranks).minibatches
+    selection = select_batch(RolloutBatch(SampleTable.of(samples), [None]), algorithm, config, seed=0)
+    (mini,) = plan_step(selection, config, ranks).minibatches
     counts = Denominators(mini.tokens, mini.sequences, mini.max_length, mini.groups)
     total = sum(
-        float(algorithm.objective(packed(chosen, bin), counts).loss) for micros in mini.ranks for bin in micros if bin
+        float(algorithm.objective(packed(selection, bin), counts).loss)
+        for micros in mini.ranks
+        for bin in micros
+        if bin
     )
-    assert total == pytest.approx(by_loops(whole, fates, aggregation), rel=1e-6)
+    assert total == pytest.approx(by_loops(samples, fates, aggregation), rel=1e-6)
 
 
-def packed(chosen: SelectedSamples, bin: Sequence[int]) -> LossInputs:
-    lengths = torch.tensor([int(chosen.samples.response_tokens[s]) for s in bin])
+def packed(selection: SelectedSamples, bin: Sequence[int]) -> LossInputs:
+    lengths = torch.tensor([int(selection.samples.response_tokens[s]) for s in bin])
     sequence = torch.repeat_interleave(torch.arange(len(bin)), lengths)
     return LossInputs(
         log_probs=torch.full((len(sequence),), -1.0, dtype=torch.float64),
-        advantages=torch.tensor(chosen.columns.advantages[list(bin)])[sequence],
+        advantages=torch.tensor(selection.columns.advantages[list(bin)])[sequence],
         sequence=sequence,
         lengths=lengths,
-        group_tokens=torch.tensor(chosen.columns.group_tokens[list(bin)]),
+        group_tokens=torch.tensor(selection.columns.group_tokens[list(bin)]),
     )
 
 
-def by_loops(whole: Sequence[Sample], fates: Sequence[str], aggregation: str) -> float:
+def by_loops(samples: Sequence[Sample], fates: Sequence[str], aggregation: str) -> float:
     """−Σ A over the tokens (the ratio is 1), divided as the aggregation says, of the samples that count alone."""
     groups: dict[int, list[Sample]] = {}
-    for s, fate in zip(whole, fates, strict=True):
+    for s, fate in zip(samples, fates, strict=True):
         if fate == COUNTS:
             groups.setdefault(s.prompt, []).append(s)
-    left = [group for group in groups.values() if len(group) > 1]
-    tokens, sequences = sum(s.response_tokens for group in left for s in group), sum(map(len, left))
+    usable_groups = [group for group in groups.values() if len(group) > 1]
+    tokens, sequences = sum(s.response_tokens for group in usable_groups for s in group), sum(map(len, usable_groups))
     total = 0.0
-    for group in left:
+    for group in usable_groups:
         mean = sum(s.verdict.score for s in group) / len(group)
-        own = -sum((s.verdict.score - mean) * s.response_tokens for s in group)
+        group_loss = -sum((s.verdict.score - mean) * s.response_tokens for s in group)
         divisors = {
             "token-mean": tokens,
             "seq-mean-token-sum-norm": sequences * 8,
-            "group-mean-token-mean": sum(s.response_tokens for s in group) * len(left),
+            "group-mean-token-mean": sum(s.response_tokens for s in group) * len(usable_groups),
         }
-        total += own / divisors[aggregation]
+        total += group_loss / divisors[aggregation]
     return total
 
 
 def test_the_reward_of_a_response_cut_off_is_zero_where_that_is_asked() -> None:
     samples = [sample(0, 0, 1.0, 8, CUT), sample(0, 1, 1.0, 3), sample(0, 2, 0.0, 3)]
-    chosen = chosen_of(samples, "zero_reward", algorithm={"advantage": "dr_grpo"})
-    assert chosen.columns.rewards.tolist() == [0.0, 1.0, 0.0]
-    assert chosen.columns.right.tolist() == [False, True, False]
-    assert chosen.columns.parts.tolist() == [[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]]
-    assert chosen.columns.advantages.tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
+    selection = chosen_of(samples, "zero_reward", algorithm={"advantage": "dr_grpo"})
+    assert selection.columns.rewards.tolist() == [0.0, 1.0, 0.0]
+    assert selection.columns.right.tolist() == [False, True, False]
+    assert selection.columns.parts.tolist() == [[0.0, 0.0], [0.5, 1.0], [0.0, 0.0]]
+    assert selection.columns.advantages.tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
     assert reward_metrics(rewarded(SampleTable.of(samples), "zero_reward"))["reward/mean"] == pytest.approx(1 / 3)
 
 
@@ -173,9 +176,9 @@ def test_a_group_whose_baseline_could_not_be_verified_is_left_out() -> None:
     baselines = {0: Verdict(0.0, Outcome.OK), 1: Verdict(0.0, Outcome.TIMEOUT), 2: Verdict(0.0, Outcome.CRASH)}
     config = RunConfig.model_validate({"algorithm": {"advantage": "remax"}})
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(RolloutBatch(samples, [None], baselines=baselines), algorithm, config, seed=0)
-    assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]
-    assert exclusion_metrics(chosen.exclusion_reasons)["samples/left_out/baseline"] == 4
+    selection = select_batch(RolloutBatch(samples, [None], baselines=baselines), algorithm, config, seed=0)
+    assert [(s.prompt, s.sample) for s in selection.samples] == [(0, 0), (0, 1)]
+    assert exclusion_metrics(selection.exclusion_reasons)["samples/left_out/baseline"] == 4
 
 
 def test_each_reason_is_counted_once() -> None:
@@ -198,10 +201,10 @@ def test_each_reason_is_counted_once() -> None:
 def test_a_step_in_which_nothing_counts_has_nothing_to_train(advantage: str) -> None:
     samples = [sample(p, i, 1.0, 3, fate) for p, fate in enumerate([TIMEOUT, CRASH, CUT]) for i in range(2)]
     algorithm = {"advantage": advantage} | ({"loss": "gpg"} if advantage == "one" else {})
-    chosen = chosen_of(samples, algorithm=algorithm, shaping={"format_weight": 0.1, "length_weight": 0.1})
+    selection = chosen_of(samples, algorithm=algorithm, shaping={"format_weight": 0.1, "length_weight": 0.1})
     config = RunConfig.model_validate({"algorithm": algorithm, "train": {"tokens_per_microbatch": 1 << 20}})
-    assert (len(chosen.samples), plan_step(chosen, config, 2).minibatches, chosen.active or []) == (0, (), [])
-    assert math.isnan(chosen.reward)
+    assert (len(selection.samples), plan_step(selection, config, 2).minibatches, selection.active or []) == (0, (), [])
+    assert math.isnan(selection.reward)
     assert math.isnan(reward_metrics(SampleTable.of([]))["reward/mean"])
 
 

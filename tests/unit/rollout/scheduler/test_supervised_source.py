@@ -47,17 +47,17 @@ def source(prompts: TokenizedPrompts, per_step: int = 4, shuffle: bool = True) -
 
 def rows_of(batch: RolloutBatch, stored: list[SampleShard]) -> list[tuple[list[int], list[int]]]:
     """Prompt and response tokens of each sample, found the way that workers find them."""
-    found = []
+    pairs = []
     for sample in batch.samples:
         row = stored[batch.shards[sample.shard]].row(sample.row)
         assert row.log_probs.dtype == np.float32
         assert row.log_probs.tolist() == [0.0] * sample.response_tokens
-        found.append((row.tokens[~row.response_mask].tolist(), row.response_ids.tolist()))
-    return found
+        pairs.append((row.tokens[~row.response_mask].tolist(), row.response_ids.tolist()))
+    return pairs
 
 
 def test_a_batch_holds_the_cursors_rows_token_for_token(prompts: TokenizedPrompts, stored: list[SampleShard]) -> None:
-    taken, cursor = source(prompts), PromptCursor(ROWS, seed=7, shuffle=True)
+    row_source, cursor = source(prompts), PromptCursor(ROWS, seed=7, shuffle=True)
     for step in range(1, 8):  # 28 rows: two ends of an epoch are within a step
         expected = []
         for index in cursor.take(4):
@@ -65,7 +65,7 @@ def test_a_batch_holds_the_cursors_rows_token_for_token(prompts: TokenizedPrompt
             prompt = TOKENIZER.apply_chat_template(list(row.messages), add_generation_prompt=True)["input_ids"]
             response = TOKENIZER(row.extra_info["response"], add_special_tokens=False)["input_ids"]
             expected.append((prompt, [*response, TOKENIZER.eos_token_id]))
-        assert rows_of(taken.take(step), stored) == expected
+        assert rows_of(row_source.take(step), stored) == expected
 
 
 def test_each_sample_is_a_group_of_its_own_and_right(prompts: TokenizedPrompts, stored: list[SampleShard]) -> None:
@@ -81,18 +81,18 @@ def test_each_sample_is_a_group_of_its_own_and_right(prompts: TokenizedPrompts, 
 
 
 def test_an_epoch_gives_each_row_once(prompts: TokenizedPrompts, stored: list[SampleShard]) -> None:
-    taken = source(prompts, per_step=5)
-    seen = [row for step in (1, 2) for row in rows_of(taken.take(step), stored)]
+    row_source = source(prompts, per_step=5)
+    seen = [row for step in (1, 2) for row in rows_of(row_source.take(step), stored)]
     every = [(prompts.tokens(i).tolist(), prompts.responses(i).tolist()) for i in range(ROWS)]
     assert sorted(seen) == sorted(every)
     assert seen != every
 
 
 def test_a_restored_cursor_goes_on_with_the_next_rows(prompts: TokenizedPrompts, stored: list[SampleShard]) -> None:
-    whole = source(prompts)
-    whole.take(1)
-    state = json.loads(json.dumps(whole.cursor.state()))
-    expected = [rows_of(whole.take(step), stored) for step in (2, 3, 4)]
+    uninterrupted = source(prompts)
+    uninterrupted.take(1)
+    state = json.loads(json.dumps(uninterrupted.cursor.state()))
+    expected = [rows_of(uninterrupted.take(step), stored) for step in (2, 3, 4)]
     resumed = SupervisedSource(prompts, PromptCursor(ROWS, 0, False).restored(state), 4)
     assert [rows_of(resumed.take(step), stored) for step in (2, 3, 4)] == expected
 

@@ -17,9 +17,9 @@ from rlcli.model.weight_check.checksum import Checksums
 VLLM_PATHS = ("/inference/v1/generate", "/collective_rpc", "/abort_requests", "/v1/models", "/version", "/health")
 
 
-def drawn(tokens: list[int], seed: int, most: int) -> list[int]:
+def drawn(tokens: list[int], seed: int, max_tokens: int) -> list[int]:
     """What any of these servers draws: a function of the request only."""
-    return [(sum(tokens) + 7 * seed + n) % 50 for n in range(most)]
+    return [(sum(tokens) + 7 * seed + n) % 50 for n in range(max_tokens)]
 
 
 @dataclass
@@ -65,27 +65,27 @@ class FakeServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
-        for one in self.connections:
+        for connection in self.connections:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self, path: str, body: Any) -> Any:
         path = path.partition("?")[0]
-        found = (self._sglang if self.kind == "sglang" else self._vllm)(path, body)
-        return self.change[path](found) if path in self.change else found
+        reply = (self._sglang if self.kind == "sglang" else self._vllm)(path, body)
+        return self.change[path](reply) if path in self.change else reply
 
     def _vllm(self, path: str, body: Any) -> Any:
         if path == "/inference/v1/generate":
             params = body["sampling_params"]
             seed = params.get("extra_args", {}).get("rlcli_seed", 0)
             ids, aborted = self._generated(body["request_id"], body, body["token_ids"], seed, params["max_tokens"])
-            content = [{"token_id": one, "logprob": -one / 100} for one in ids]
+            content = [{"token_id": token, "logprob": -token / 100} for token in ids]
             choice = {
                 "token_ids": ids,
                 "logprobs": {"content": content},
                 "finish_reason": "abort" if aborted else "length",
             }
-            prompt = [None, *({str(one): {"logprob": self._bias()}} for one in body["token_ids"][1:])]
+            prompt = [None, *({str(token): {"logprob": self._bias()}} for token in body["token_ids"][1:])]
             return {
                 "choices": [choice],
                 "prompt_logprobs": prompt if "prompt_logprobs" in params else None,
@@ -101,15 +101,18 @@ class FakeServer:
     def _sglang(self, path: str, body: Any) -> Any:
         if path == "/generate":
             params = body["sampling_params"]
-            most, seed = params["max_new_tokens"], params["sampling_seed"]
-            ids, aborted = self._generated(body["rid"], body, body["input_ids"], seed, most)
+            max_tokens, seed = params["max_new_tokens"], params["sampling_seed"]
+            ids, aborted = self._generated(body["rid"], body, body["input_ids"], seed, max_tokens)
             meta = {
-                "output_token_logprobs": [[-one / 100, one, None] for one in ids],
+                "output_token_logprobs": [[-token / 100, token, None] for token in ids],
                 "finish_reason": {"type": "abort" if aborted else "length"},
                 "cached_tokens": 0,
             }
             if "logprob_start_len" in body:
-                meta["input_token_logprobs"] = [[None, 0, None], *([-0.5, one, None] for one in body["input_ids"][1:])]
+                meta["input_token_logprobs"] = [
+                    [None, 0, None],
+                    *([-0.5, token, None] for token in body["input_ids"][1:]),
+                ]
             return {"text": "", "output_ids": ids, "meta_info": meta}
         if path == "/update_weights_from_disk":
             self._load(body["model_path"])
@@ -118,17 +121,17 @@ class FakeServer:
             self.aborted.add(body["rid"])
         return {"model_path": "m"} if path == "/get_model_info" else None
 
-    def _generated(self, name: str, body: Any, tokens: list[int], seed: int, most: int) -> tuple[list[int], bool]:
+    def _generated(self, name: str, body: Any, tokens: list[int], seed: int, max_tokens: int) -> tuple[list[int], bool]:
         if not name.startswith("ping-"):
             self.asked.append(body)
-        if self.holds and name.rpartition("-")[0] not in ("", "ping") and most > 1:
+        if self.holds and name.rpartition("-")[0] not in ("", "ping") and max_tokens > 1:
             self.begun.release()
             while not self.release.wait(0.01):
                 if name in self.aborted:
                     return drawn(tokens, seed, 2), True
             if self._dead.is_set():
                 raise ConnectionError
-        return drawn(tokens, seed, most), False
+        return drawn(tokens, seed, max_tokens), False
 
     def _called(self, method: str, *args: str) -> Any:
         if method == "rlcli_attach":
@@ -139,7 +142,10 @@ class FakeServer:
         sums = Checksums()
         for _ in sums.of(self.loaded.items()):
             pass
-        return {"parts": [[name, [], one.numel, one.checksum] for name, one in sums.sent().items()], "untouched": []}
+        return {
+            "parts": [[name, [], entry.numel, entry.checksum] for name, entry in sums.sent().items()],
+            "untouched": [],
+        }
 
     def _load(self, folder: str) -> None:
         from safetensors.torch import load_file
@@ -181,11 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.key and self.headers.get("Authorization") != f"Bearer {fake.key}" and path != "/health":
             status = 401
         try:
-            found = fake.answer(self.path, body) if status == 200 else {"error": "no"}
+            reply = fake.answer(self.path, body) if status == 200 else {"error": "no"}
         except ConnectionError:
             self.close_connection = True
             return
-        data = found if isinstance(found, bytes) else json.dumps(found).encode()
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

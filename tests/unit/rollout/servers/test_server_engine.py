@@ -50,8 +50,8 @@ def servers(base: str) -> Iterator[Callable[..., FakeServer]]:
     config = read_config(base)
     configured = {name: getattr(config, name) for name in CONFIGURED if name != "architectures"}
     with ExitStack() as stack:
-        yield lambda **more: stack.enter_context(
-            FakeServer({"architectures": config.architectures, **configured}, **more)
+        yield lambda **options: stack.enter_context(
+            FakeServer({"architectures": config.architectures, **configured}, **options)
         )
 
 
@@ -59,10 +59,10 @@ def servers(base: str) -> Iterator[Callable[..., FakeServer]]:
 def engine_of(base: str, tmp_path: Path) -> Iterator[Callable[..., ServerEngine]]:
     with ExitStack() as stack:
 
-        def made(*found: FakeServer, answer_s: float = 30.0, max_concurrent: int = 4) -> ServerEngine:
+        def made(*fakes: FakeServer, answer_s: float = 30.0, max_concurrent: int = 4) -> ServerEngine:
             (tmp_path / "run" / "logs").mkdir(parents=True, exist_ok=True)
             (tmp_path / "run" / "events.jsonl").touch()
-            urls = tuple(one.url for one in found)
+            urls = tuple(server.url for server in fakes)
             settings = ServerSettings(urls, logs=str(tmp_path / "run" / "logs"), answer_s=answer_s)
             engine = ServerEngine(spec_of(base, settings, max_concurrent))
             stack.callback(engine.close)
@@ -94,12 +94,12 @@ def asked(count: int) -> list[GenerationRequest]:
     return [GenerationRequest(key, PROMPT, seed=key) for key in range(count)]
 
 
-def check_all(made: list[Generation], count: int) -> None:
+def check_all(generations: list[Generation], count: int) -> None:
     """Each response exactly once, with its own tokens."""
-    assert sorted(one.key for one in made) == list(range(count))
-    for one in made:
-        assert one.tokens.tolist() == drawn(PROMPT.tolist(), one.key, 6)
-        assert one.log_probs == pytest.approx(-one.tokens / 100)
+    assert sorted(generation.key for generation in generations) == list(range(count))
+    for generation in generations:
+        assert generation.tokens.tolist() == drawn(PROMPT.tolist(), generation.key, 6)
+        assert generation.log_probs == pytest.approx(-generation.tokens / 100)
 
 
 def synced(engine: ServerEngine, value: float) -> Any:
@@ -111,11 +111,13 @@ def synced(engine: ServerEngine, value: float) -> Any:
 
 def until(engine: ServerEngine, holds: Callable[[], bool]) -> list[Generation]:
     """Wait for something that happens in the background; returns what is generated meanwhile."""
-    made, last = list[Generation](), time.monotonic() + LONGEST_S
+    generations, last = list[Generation](), time.monotonic() + LONGEST_S
     while not holds():
-        made += engine.step()
-        assert time.monotonic() < last, [(one.url, one.state, one.why, list(one.running)) for one in members(engine)]
-    return made
+        generations += engine.step()
+        assert time.monotonic() < last, [
+            (member.url, member.state, member.why, list(member.running)) for member in members(engine)
+        ]
+    return generations
 
 
 def members(engine: ServerEngine) -> list[Any]:
@@ -133,27 +135,29 @@ def held(engine: ServerEngine, *holding: FakeServer, count: int) -> None:
     for request in asked(count):
         engine.add(request)
     for server in holding:
-        assert server.begun.acquire(timeout=LONGEST_S), [(one.url, one.state, one.why) for one in members(engine)]
+        assert server.begun.acquire(timeout=LONGEST_S), [
+            (member.url, member.state, member.why) for member in members(engine)
+        ]
 
 
 def test_each_response_is_generated_once_with_its_log_probs(servers: Any, engine_of: Any) -> None:
-    one, two = servers(), servers()
-    engine = engine_of(one, two)
+    server_a, server_b = servers(), servers()
+    engine = engine_of(server_a, server_b)
     assert engine.slots == 8
     check_all(list(finished(engine, asked(20), SAMPLING)), 20)
     greedy = GenerationRequest(3, PROMPT, 0, greedy=True, response_prefix=PROMPT[:2])
     list(finished(engine, [greedy], SAMPLING))
-    body = next(body for body in one.asked + two.asked if body["sampling_params"]["temperature"] == 0)
+    body = next(body for body in server_a.asked + server_b.asked if body["sampling_params"]["temperature"] == 0)
     assert body["token_ids"] == [*PROMPT.tolist(), *PROMPT[:2].tolist()]
     assert body["sampling_params"]["max_tokens"] == 4
 
 
 def test_weights_reach_all_servers_and_are_compared(servers: Any, engine_of: Any) -> None:
-    one, two = servers(), servers()
-    engine = engine_of(one, two)
+    server_a, server_b = servers(), servers()
+    engine = engine_of(server_a, server_b)
     assert synced(engine, 2.0) == (1, 0, [])
     assert engine.probe(PROMPT)[1].tolist() == [2.0] * 3
-    two.loaded = {"w": torch.full((4,), 9.0)}
+    server_b.loaded = {"w": torch.full((4,), 9.0)}
     sums = Checksums()
     sums.add("w", torch.full((4,), 2.0))
     assert engine.verify(sums.sent()).differences == ["w differs"]
@@ -283,11 +287,11 @@ def test_a_server_that_is_there_again_gets_the_current_weights(servers: Any, eng
     dies.kill()
     until(engine, lambda: engine._fleet.ready == 1)
     synced(engine, 2.0)
-    again = servers(port=dies.port)
+    restarted = servers(port=dies.port)
     until(engine, lambda: engine._fleet.ready == 2)
-    assert again.loaded["w"].tolist() == [2.0] * 4
+    assert restarted.loaded["w"].tolist() == [2.0] * 4
     assert synced(engine, 3.0).differences == []
-    assert again.loaded["w"].tolist() == [3.0] * 4
+    assert restarted.loaded["w"].tolist() == [3.0] * 4
 
 
 def test_what_fails_late_does_not_lose_the_server_that_is_there_again(
@@ -295,9 +299,9 @@ def test_what_fails_late_does_not_lose_the_server_that_is_there_again(
 ) -> None:
     late, generate = asyncio.Event(), VllmServer.generate
 
-    async def stubborn(self: VllmServer, *given: Any) -> Any:
+    async def stubborn(self: VllmServer, *args: Any) -> Any:
         try:
-            return await generate(self, *given)
+            return await generate(self, *args)
         except asyncio.CancelledError:
             await late.wait()
             raise ServerFault("too late") from None
@@ -308,12 +312,12 @@ def test_what_fails_late_does_not_lose_the_server_that_is_there_again(
     held(engine, dies, count=8)
     dies.kill()
     servers(port=dies.port)
-    made = until(engine, lambda: engine._fleet.lost == 1 and engine._fleet.ready == 2)
+    generations = until(engine, lambda: engine._fleet.lost == 1 and engine._fleet.ready == 2)
     engine._fleet._loop.call_soon_threadsafe(late.set)
-    made += all_of(engine)
-    check_all(made, 8)
-    made = list(finished(engine, asked(6), SAMPLING))
-    check_all(made, 6)
+    generations += all_of(engine)
+    check_all(generations, 8)
+    generations = list(finished(engine, asked(6), SAMPLING))
+    check_all(generations, 6)
     assert (engine._fleet.lost, engine._fleet.ready) == (1, 2)
 
 
@@ -327,13 +331,13 @@ def test_a_server_killed_in_the_middle_of_a_sync_loses_nothing(servers: Any, eng
 
 
 def test_weights_that_no_server_can_load_stop_the_run(servers: Any, engine_of: Any) -> None:
-    server = servers(change={"/collective_rpc": lambda found: _failing(found)})
+    server = servers(change={"/collective_rpc": lambda result: _failing(result)})
     with pytest.raises(RunFailed, match="cannot load the weights: ValueError: sizes differ"):
         synced(engine_of(server), 1.0)
 
 
-def _failing(found: Any) -> Any:
-    return {"results": [{"error": "ValueError: sizes differ"}]} if "loaded" in found["results"][0] else found
+def _failing(result: Any) -> Any:
+    return {"results": [{"error": "ValueError: sizes differ"}]} if "loaded" in result["results"][0] else result
 
 
 def test_a_server_that_hangs_is_lost_and_its_responses_are_not(servers: Any, engine_of: Any) -> None:
@@ -370,18 +374,18 @@ def test_servers_that_all_refuse_are_not_waited_for(
         engine.add(request)
     with pytest.raises(RunFailed, match=r"no server generates any more: .*it has no token ids"):
         all_of(engine)
-    told: list[str] = []
-    with watched.reporting(told.append):
+    reports: list[str] = []
+    with watched.reporting(reports.append):
         pass
-    (line,) = told
+    (line,) = reports
     assert line.startswith(f"server {server.url} is lost and is polled until it answers: ")
     assert not list(watched.new())
 
 
 def test_a_response_that_ends_every_server_stops_the_run(servers: Any, engine_of: Any) -> None:
-    found = [servers() for _ in range(4)]
-    engine = engine_of(*found)
-    for server in found:
+    all_servers = [servers() for _ in range(4)]
+    engine = engine_of(*all_servers)
+    for server in all_servers:
         server.status[GENERATE] = 500
     engine.begin(SAMPLING)
     engine.add(asked(1)[0])
@@ -391,9 +395,9 @@ def test_a_response_that_ends_every_server_stops_the_run(servers: Any, engine_of
 
 def test_a_request_that_a_server_finds_wrong_stops_the_run(servers: Any, engine_of: Any) -> None:
     """It is not sent to all other servers, which would be lost with it."""
-    one, two = servers(), servers()
-    engine = engine_of(one, two)
-    one.status[GENERATE] = two.status[GENERATE] = 400
+    server_a, server_b = servers(), servers()
+    engine = engine_of(server_a, server_b)
+    server_a.status[GENERATE] = server_b.status[GENERATE] = 400
     engine.begin(SAMPLING)
     engine.add(asked(1)[0])
     with pytest.raises(RunFailed, match=r"a response cannot be generated: .* answers 400"):
@@ -464,14 +468,14 @@ def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> Non
 
 
 def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: Any) -> None:
-    one, two = servers(), servers()
-    engine = engine_of(one, two)
+    server_a, server_b = servers(), servers()
+    engine = engine_of(server_a, server_b)
     engine.begin(SAMPLING)
     for turn in range(5):
         for key in range(2):
             engine.add(GenerationRequest(10 * turn + key, PROMPT + key, seed=0, conversation=key))
         until(engine, lambda: not engine.unfinished)
-    for server in (one, two):
+    for server in (server_a, server_b):
         prompts = {body["token_ids"][0] for body in server.asked if body["sampling_params"]["max_tokens"] == 6}
         assert len(prompts) == 1
 
@@ -480,11 +484,11 @@ def test_an_abort_returns_each_response_once_with_what_there_is(servers: Any, en
     server = servers(holds=True)
     engine = engine_of(server, max_concurrent=2)
     held(engine, server, server, count=5)
-    found = engine.abort()
+    aborted = engine.abort()
     assert engine.unfinished == 0
-    assert sorted(one.key for one in found) == list(range(5))
-    assert {one.finish_reason for one in found} == {None}
-    assert sorted(len(one.tokens) for one in found) == [0, 0, 0, 2, 2]
+    assert sorted(generation.key for generation in aborted) == list(range(5))
+    assert {generation.finish_reason for generation in aborted} == {None}
+    assert sorted(len(generation.tokens) for generation in aborted) == [0, 0, 0, 2, 2]
     server.release.set()
     check_all(list(finished(engine, asked(5), SAMPLING)), 5)
 
@@ -494,29 +498,29 @@ def test_an_abort_loses_nothing_if_the_server_dies_meanwhile(servers: Any, engin
     engine = engine_of(server, other)
     held(engine, server, other, count=6)
     server.kill()
-    found = engine.abort()
-    assert sorted(one.key for one in found) == list(range(6))
+    aborted = engine.abort()
+    assert sorted(generation.key for generation in aborted) == list(range(6))
 
 
 def test_servers_join_and_leave_a_run(servers: Any, engine_of: Any, tmp_path: Path) -> None:
-    one, two = servers(), servers()
-    engine = engine_of(one)
+    server_a, server_b = servers(), servers()
+    engine = engine_of(server_a)
     synced(engine, 1.0)
     run = tmp_path / "run"
-    server_record.wish(run, "add", two.url)
+    server_record.wish(run, "add", server_b.url)
     until(engine, lambda: engine._fleet.ready == 2)
-    assert two.loaded["w"].tolist() == [1.0] * 4
-    server_record.wish(run, "remove", one.url)
+    assert server_b.loaded["w"].tolist() == [1.0] * 4
+    server_record.wish(run, "remove", server_a.url)
     until(engine, lambda: engine._fleet.ready == 1)
-    before = len(one.asked)
+    request_count = len(server_a.asked)
     check_all(list(finished(engine, asked(6), SAMPLING)), 6)
-    assert len(one.asked) == before
+    assert len(server_a.asked) == request_count
 
     def listed() -> dict[str, str]:
         (state,) = server_record.states(run)
         return {server["server"]: server["state"] for server in state["servers"]}
 
-    until(engine, lambda: listed() == {one.url: "gone", two.url: "ready"})
+    until(engine, lambda: listed() == {server_a.url: "gone", server_b.url: "ready"})
 
 
 def test_a_server_that_cannot_be_used_does_not_join(servers: Any, engine_of: Any, tmp_path: Path) -> None:
@@ -545,15 +549,15 @@ def test_sglang_is_asked_in_its_own_protocol(servers: Any, engine_of: Any) -> No
     server = servers(kind="sglang")
     engine = engine_of(server)
     assert synced(engine, 1.0) == (0, 1, []), "its weights cannot be compared"
-    made = list(finished(engine, asked(5), SAMPLING))
-    check_all(made, 5)
+    generations = list(finished(engine, asked(5), SAMPLING))
+    check_all(generations, 5)
     body = next(body for body in server.asked if body["sampling_params"]["max_new_tokens"] == 6)
     assert set(body) == {"rid", "input_ids", "sampling_params", "return_logprob"}
     assert engine.probe(PROMPT)[1].tolist() == [-0.5] * 3
     server.holds = True
     held(engine, server, count=1)
-    (one,) = engine.abort()
-    assert (len(one.tokens), one.finish_reason) == (2, None)
+    (aborted,) = engine.abort()
+    assert (len(aborted.tokens), aborted.finish_reason) == (2, None)
 
 
 def test_sglang_with_other_log_probs_than_ids_is_refused(servers: Any, engine_of: Any) -> None:
@@ -568,14 +572,14 @@ def test_sglang_with_other_log_probs_than_ids_is_refused(servers: Any, engine_of
 def test_engines_share_the_servers_among_them(base: str, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
-    found = [servers() for _ in range(3)]
+    all_servers = [servers() for _ in range(3)]
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    spec = spec_of(base, ServerSettings(tuple(one.url for one in found)))
+    spec = spec_of(base, ServerSettings(tuple(server.url for server in all_servers)))
     used = []
     for rank in range(2):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
         engine = ServerEngine(replace(spec, group_id=f"{spec.group_id}{rank}"))
         used.append([member.url for member in engine._fleet.members])
         engine.close()
-    assert used == [[found[0].url, found[2].url], [found[1].url]]
+    assert used == [[all_servers[0].url, all_servers[2].url], [all_servers[1].url]]

@@ -94,11 +94,11 @@ def engine(model: Path) -> Iterator[TransformersEngine]:
     tokenizer = load_tokenizer(str(model))
     # A random model ends few turns: more tokens that end one.
     stops = tuple(chat_template.stop_tokens(tokenizer, str(model), tuple(range(60, 90))))
-    made = TransformersEngine(
+    transformers_engine = TransformersEngine(
         EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
     )
-    yield made
-    made.close()
+    yield transformers_engine
+    transformers_engine.close()
 
 
 def config_of(model: Path, how: str = "", marks: Path | str = "", **environment: Any) -> RunConfig:
@@ -152,8 +152,8 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
         assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
         assert f"task {'ab'[sample.prompt]}" in tokenizer.decode(row.tokens[: row.prompt_tokens])
         assert [span.speaker for span in row.spans] == ["prompt", "policy", "environment", "policy"]
-        again = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
-        np.testing.assert_allclose(row.log_probs, again, atol=2e-5)
+        recomputed = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
+        np.testing.assert_allclose(row.log_probs, recomputed, atol=2e-5)
         cut = ENDED[sample.ended] == "turn_tokens"
         assert cut == (len(row.last_turn) == 12 and row.last_turn[-1] not in engine.spec.stop_token_ids)
         assert (row.stop_reason == "length") == cut == (sample.stop_reason == "length")
@@ -161,28 +161,30 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
     assert [len(fields[row.last_turn.astype("int32").tobytes()]["conversation"]) for row in rows] == [4] * 6
     assert len({tuple(row.tokens.tolist()) for row in rows}) == 6
     assert all(sample.turn_rewards == (0.0, 0.5) for sample in samples)
-    told = [
+    inputs = [
         row.tokens[span.start : span.end].tolist() for row in rows for span in row.spans if span.speaker != "policy"
     ]
     states = [state for sample in samples for state in sample.turn_states]
-    assert [told.index(one) for one in told] == [states.index(one) for one in states], "turns that were told the same"
+    assert [inputs.index(item) for item in inputs] == [states.index(item) for item in states], (
+        "turns that were told the same"
+    )
     assert len(set(states)) < len(states)
 
 
 @pytest.mark.long
 def test_the_same_seed_gives_the_same_samples(engine: TransformersEngine, model: Path) -> None:
     _, first, _ = held(engine, config_of(model, processes=1), ["a", "b"])
-    _, again, _ = held(engine, config_of(model, processes=4), ["b", "a"])
-    assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in again[2:] + again[:2]]
+    _, repeated, _ = held(engine, config_of(model, processes=4), ["b", "a"])
+    assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in repeated[2:] + repeated[:2]]
 
 
 @pytest.mark.long
 def test_in_order_no_bit_depends_on_how_long_agents_take(engine: TransformersEngine, model: Path) -> None:
     config = config_of(model, "slow", processes=3)
-    (_, first, _), (_, again, _) = (held(engine, config, ["a", "b"], ordered=True) for _ in range(2))
-    for one, other in zip(first, again, strict=True):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert one.log_probs.tobytes() == other.log_probs.tobytes()
+    (_, first, _), (_, repeated, _) = (held(engine, config, ["a", "b"], ordered=True) for _ in range(2))
+    for row, other in zip(first, repeated, strict=True):
+        assert row.tokens.tolist() == other.tokens.tolist()
+        assert row.log_probs.tobytes() == other.log_probs.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -250,9 +252,9 @@ def test_all_branches_are_trained_on(engine: TransformersEngine, model: Path) ->
 def test_the_branches_of_a_sample_fit_a_micro_batch(engine: TransformersEngine, model: Path) -> None:
     config = config_of(model, "branches")
     _, rows, _ = held(engine, config, ["a"])
-    most = min(len(row.tokens) for row in rows) - 1
-    _, rows, _ = held(engine, config.changed(train={"tokens_per_microbatch": most}), ["a"])
-    assert [len(row.tokens) <= most for row in rows] == [True, True]
+    limit = min(len(row.tokens) for row in rows) - 1
+    _, rows, _ = held(engine, config.changed(train={"tokens_per_microbatch": limit}), ["a"])
+    assert [len(row.tokens) <= limit for row in rows] == [True, True]
 
 
 def test_an_agent_may_give_up_a_request_and_ask_again(engine: TransformersEngine, model: Path) -> None:

@@ -111,11 +111,11 @@ def engine(model: Path) -> Iterator[TransformersEngine]:
     tokenizer = load_tokenizer(str(model))
     # A random model ends few turns: more tokens that end one.
     stops = tuple(chat_template.stop_tokens(tokenizer, str(model), tuple(range(60, 90))))
-    made = TransformersEngine(
+    transformers_engine = TransformersEngine(
         EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
     )
-    yield made
-    made.close()
+    yield transformers_engine
+    transformers_engine.close()
 
 
 def config_of(model: Path, name: str = "Echo", **environment: Any) -> RunConfig:
@@ -181,12 +181,12 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
         text = tokenizer.decode(row.tokens[: row.prompt_tokens])
         assert f"task {'ab'[sample.prompt]} " in text
         # What the environment wrote is in the trajectory, is not drawn, and answers what was drawn before it.
-        for before, span, after in zip(row.spans, row.spans[1:], row.spans[2:], strict=False):
+        for previous, span, following in zip(row.spans, row.spans[1:], row.spans[2:], strict=False):
             if span.speaker == "environment":
-                drawn = row.tokens[before.start : before.end].tolist()
-                ended = drawn[-1] in engine.spec.stop_token_ids
-                heard = tokenizer.decode(drawn[:-1] if ended else drawn)
-                assert (before.speaker, after.speaker) == ("policy", "policy")
+                tokens = row.tokens[previous.start : previous.end].tolist()
+                ended = tokens[-1] in engine.spec.stop_token_ids
+                heard = tokenizer.decode(tokens[:-1] if ended else tokens)
+                assert (previous.speaker, following.speaker) == ("policy", "policy")
                 assert f"heard {len(heard)}" in tokenizer.decode(row.tokens[span.start : span.end])
         assert ENDED[sample.ended] in ("done", "turn_tokens", "response_tokens")
         assert (row.stop_reason == "length") == (ENDED[sample.ended] != "done") == (sample.stop_reason == "length")
@@ -202,24 +202,24 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
 def test_log_probs_are_those_of_the_whole_trajectory(engine: TransformersEngine, model: Path) -> None:
     _, rows, _ = held(engine, config_of(model), ["a"])
     for row in rows:
-        again = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
-        np.testing.assert_allclose(row.log_probs, again, atol=2e-5)
+        recomputed = engine.prompt_log_probs(row.tokens)[row.response_mask[1:]]
+        np.testing.assert_allclose(row.log_probs, recomputed, atol=2e-5)
 
 
 def test_the_same_seed_gives_the_same_conversations(engine: TransformersEngine, model: Path) -> None:
     config = config_of(model)
     _, first, _ = held(engine, config, ["a", "b"])
-    _, again, _ = held(engine, config_of(model, processes=2), ["b", "a"])
-    by_prompt = [again[3], again[4], again[5], again[0], again[1], again[2]]
+    _, repeated, _ = held(engine, config_of(model, processes=2), ["b", "a"])
+    by_prompt = [repeated[3], repeated[4], repeated[5], repeated[0], repeated[1], repeated[2]]
     assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in by_prompt]
     assert len({tuple(row.tokens.tolist()) for row in first}) == 6
 
 
 def test_in_order_no_bit_depends_on_how_long_environments_take(engine: TransformersEngine, model: Path) -> None:
     config = config_of(model, "Slow")
-    (_, first, _), (_, again, _) = (held(engine, config, ["a", "b", "c", "d"], ordered=True) for _ in range(2))
+    (_, first, _), (_, repeated, _) = (held(engine, config, ["a", "b", "c", "d"], ordered=True) for _ in range(2))
     assert sum(row.turns for row in first) > len(first) + 4
-    for one, other in zip(first, again, strict=True):
+    for one, other in zip(first, repeated, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.log_probs.tobytes() == other.log_probs.tobytes()
 
@@ -239,13 +239,13 @@ def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: Transf
         engine, config_of(model), ["a", "b"], 3, verifier="math + 0.1 * own.py:ranked(rivals=2)"
     )
     stops = engine.spec.stop_token_ids
-    said = [(row.last_turn.tobytes(), int(row.last_turn[-1] in stops)) for row in rows]
-    groups = {"a": said[:3], "b": said[3:]}
-    found = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.asked}
-    assert found == {
-        (name, group[place][0]): [*group[place + 1 :], *group[:place]]
+    last_turns = [(row.last_turn.tobytes(), int(row.last_turn[-1] in stops)) for row in rows]
+    groups = {"a": last_turns[:3], "b": last_turns[3:]}
+    rivals = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.asked}
+    assert rivals == {
+        (name, group[index][0]): [*group[index + 1 :], *group[:index]]
         for name, group in groups.items()
-        for place in range(3)
+        for index in range(3)
     }
     alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(rivals=2)")
     assert [fields["rivals"] for _, _, fields in scorer.asked] == [[]]
@@ -260,8 +260,8 @@ def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: Tran
     assert sorted(scorer.groups) == [1, 1, 3, 3]  # the greedy baseline is a group of its own
     assert len(report.samples) == 6
     assert list(report.baselines) == [0, 1]
-    said = {(name, tokens) for name, tokens, _ in scorer.asked}
-    assert {("ab"[n // 3], row.last_turn.astype("int32").tobytes()) for n, row in enumerate(rows)} <= said
+    requests = {(name, tokens) for name, tokens, _ in scorer.asked}
+    assert {("ab"[n // 3], row.last_turn.astype("int32").tobytes()) for n, row in enumerate(rows)} <= requests
     assert {fields["step"] for _, _, fields in scorer.asked} == {1}
     _, _, scorer = held(engine, config_of(model), ["a"], 3, verifier="other.py:f", grouped=(verifier,))
     assert scorer.groups == []
@@ -278,8 +278,8 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     report, rows, scorer = held(engine, config, ["always", "once"], samples=1)
     lost, saved = report.samples.sorted()
     assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
-    named = {"raise": "crash: step raised ValueError: no", "hang": "timeout", "die": "died", "protocol": "protocol"}
-    assert lost.verdict.detail.startswith(named[how])
+    details = {"raise": "crash: step raised ValueError: no", "hang": "timeout", "die": "died", "protocol": "protocol"}
+    assert lost.verdict.detail.startswith(details[how])
     assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]

@@ -64,23 +64,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[TransformersEngine]:
     tokenizer = load_tokenizer(str(model))
     stops = tuple(chat_template.stop_tokens(tokenizer, str(model), tuple(range(60, 90))))
-    made = TransformersEngine(
+    transformers_engine = TransformersEngine(
         EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
     )
-    yield made
-    made.close()
+    yield transformers_engine
+    transformers_engine.close()
 
 
-def task(name: str, place: int, samples: int = SAMPLES) -> PromptTask:
+def task(name: str, position: int, samples: int = SAMPLES) -> PromptTask:
     source = Prompt(name, ({"role": "user", "content": "x"},), "", "", "", "")
-    return PromptTask(place, np.zeros(1, np.int32), source, samples, step=1)
+    return PromptTask(position, np.zeros(1, np.int32), source, samples, step=1)
 
 
 def round_of(
-    engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **how: object
+    engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **settings: object
 ) -> tuple[RolloutBatch, SampleShard]:
-    queue = RoundTasks(f"round {step}", (), int(str(how["until"]))) if "until" in how else NO_SHARED_TASKS
-    with role_of(engine, model, gate, **how) as role:
+    queue = RoundTasks(f"round {step}", (), int(str(settings["until"]))) if "until" in settings else NO_SHARED_TASKS
+    with role_of(engine, model, gate, **settings) as role:
         role.version = step
         *_, report = role.run(list(tasks), RolloutArguments(Sampling(1.0, 64), 7, "train", step), queue)
     assert isinstance(report, RolloutBatch)
@@ -90,8 +90,8 @@ def round_of(
 
 
 @contextmanager
-def role_of(engine: TransformersEngine, model: Path, gate: Path, **how: object) -> Iterator[RolloutRole]:
-    options = {"gate": str(gate), "moody": how.get("moody", False)}
+def role_of(engine: TransformersEngine, model: Path, gate: Path, **settings: object) -> Iterator[RolloutRole]:
+    options = {"gate": str(gate), "moody": settings.get("moody", False)}
     config = RunConfig.model_validate(
         {
             "model": {"path": str(model)},
@@ -101,11 +101,11 @@ def role_of(engine: TransformersEngine, model: Path, gate: Path, **how: object) 
                 "name": f"{model.parent}/late.py:Late",
                 "options": options,
                 "context_tokens": 80,
-                "past": how.get("past", "keep"),
+                "past": settings.get("past", "keep"),
             },
         }
     )
-    stops, ordered = engine.spec.stop_token_ids, bool(how.get("ordered"))
+    stops, ordered = engine.spec.stop_token_ids, bool(settings.get("ordered"))
     with Environments(config, [config.environment.name], load_tokenizer(str(model)), stops) as environments:
         yield RolloutRole(
             0,
@@ -122,23 +122,23 @@ def rows_of(report: RolloutBatch, shard: SampleShard) -> dict[int, Trajectory]:
     return {sample.sample: shard.row(sample.row) for sample in report.samples}
 
 
-def whole(engine: TransformersEngine, model: Path, tmp_path: Path, **how: object) -> dict[int, Trajectory]:
+def whole(engine: TransformersEngine, model: Path, tmp_path: Path, **settings: object) -> dict[int, Trajectory]:
     (tmp_path / "open").touch()
-    return rows_of(*round_of(engine, model, tmp_path / "open", [task("late", 0)], 1, **how))
+    return rows_of(*round_of(engine, model, tmp_path / "open", [task("late", 0)], 1, **settings))
 
 
 def interrupted(
-    engine: TransformersEngine, model: Path, tmp_path: Path, **how: object
+    engine: TransformersEngine, model: Path, tmp_path: Path, **settings: object
 ) -> tuple[RolloutBatch, SampleShard, RolloutBatch, SampleShard]:
     """The round that ends when the group "soon" is done, and the one that goes on with "late"."""
     gate = tmp_path / "gate"
-    report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **how)
+    report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **settings)
     gate.touch()
-    begun = {one.sample: replace(one, shard=0) for one in report.partial if one.prompt == 1}
-    late = replace(task("late", 0), partial=begun, shards=[shard])
+    partials = {partial.sample: replace(partial, shard=0) for partial in report.partial if partial.prompt == 1}
+    late = replace(task("late", 0), partial=partials, shards=[shard])
     done = {sample.sample for sample in report.samples if sample.prompt == 1}
     late = replace(late, wanted=tuple(sorted(set(range(SAMPLES)) - done)))
-    return report, shard, *round_of(engine, model, gate, [late], 2, **how)
+    return report, shard, *round_of(engine, model, gate, [late], 2, **settings)
 
 
 @pytest.mark.long
@@ -146,26 +146,26 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
     first, shard, second, rest = interrupted(engine, model, tmp_path)
-    begun = {one.sample: shard.row(one.row) for one in first.partial}
-    assert any(row.turns > 1 for row in begun.values())
+    partials = {record.sample: shard.row(record.row) for record in first.partial}
+    assert any(row.turns > 1 for row in partials.values())
     assert second.stats.replay_diverged == 0
-    expected, found = whole(engine, model, tmp_path), rows_of(second, rest)
-    assert found.keys() | {s.sample for s in first.samples if s.prompt == 1} == expected.keys()
-    for sample, row in found.items():
+    expected, trajectories = whole(engine, model, tmp_path), rows_of(second, rest)
+    assert trajectories.keys() | {s.sample for s in first.samples if s.prompt == 1} == expected.keys()
+    for sample, row in trajectories.items():
         # The weights have not changed in truth, and draws depend on their place alone: the same as in one go.
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
         assert row.response_mask.tolist() == expected[sample].response_mask.tolist()
         np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
         assert row.stop_reason == expected[sample].stop_reason
-        said = begun[sample]
-        assert row.log_probs[: said.response_tokens].tobytes() == said.log_probs.tobytes()
+        prefix = partials[sample]
+        assert row.log_probs[: prefix.response_tokens].tobytes() == prefix.log_probs.tobytes()
         assert set(row.versions) <= {1, 2}
         assert row.versions[0] == 1
     scores = {s.sample: s.verdict.score for s in second.samples}
-    assert all(score == sum(range(1, found[sample].turns + 1)) for sample, score in scores.items())
-    for one in second.samples:
-        assert one.turn_rewards == tuple(range(1, one.turns + 1)), "what is said again is not rewarded twice"
-        assert len(one.turn_states) == one.turns
+    assert all(score == sum(range(1, trajectories[sample].turns + 1)) for sample, score in scores.items())
+    for record in second.samples:
+        assert record.turn_rewards == tuple(range(1, record.turns + 1)), "what is said again is not rewarded twice"
+        assert len(record.turn_states) == record.turns
 
 
 @pytest.mark.long
@@ -177,23 +177,23 @@ def test_wherever_it_was_broken_off_the_rest_is_the_same(
     expected = {sample: row for sample, row in whole(engine, model, tmp_path, past=past).items() if row.turns > 1}
     assert expected
     assert all(len(row.branch_starts) == (row.turns if past == "per_cycle" else 1) for row in expected.values())
-    builder, begun = ShardBuilder(), {}
+    builder, partials = ShardBuilder(), {}
     for sample, row in expected.items():
-        said = row.until_turn(1)
+        prefix = row.until_turn(1)
         if where != "its environment has the turn":
-            answer = row.spans[len(said.spans)]
-            said = said.extended(answer.speaker, row.tokens[answer.start : answer.end])
+            answer = row.spans[len(prefix.spans)]
+            prefix = prefix.extended(answer.speaker, row.tokens[answer.start : answer.end])
         if where == "within a turn":
-            some = (row.until_turn(2).response_tokens - said.response_tokens) // 2
-            drawn = slice(said.response_tokens, said.response_tokens + some)
-            said = said.extended("policy", row.response_ids[drawn], row.log_probs[drawn], 1)
-        begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.response_tokens, 1)
-    late = replace(task("late", 0), partial=begun, shards=[builder.build()], wanted=tuple(begun))
+            some = (row.until_turn(2).response_tokens - prefix.response_tokens) // 2
+            span = slice(prefix.response_tokens, prefix.response_tokens + some)
+            prefix = prefix.extended("policy", row.response_ids[span], row.log_probs[span], 1)
+        partials[sample] = PartialRollout(0, sample, 0, builder.add(prefix), prefix.response_tokens, 1)
+    late = replace(task("late", 0), partial=partials, shards=[builder.build()], wanted=tuple(partials))
     report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)
     assert report.stats.replay_diverged == 0
-    found = rows_of(report, shard)
-    assert found.keys() == expected.keys()
-    for sample, row in found.items():
+    trajectories = rows_of(report, shard)
+    assert trajectories.keys() == expected.keys()
+    for sample, row in trajectories.items():
         assert row.branch_starts == expected[sample].branch_starts
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
         assert row.versions[0] == 1
@@ -204,13 +204,13 @@ def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
     engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
     first, _, second, rest = interrupted(engine, model, tmp_path, moody=True)
-    heard = [one for one in first.partial if one.prompt == 1]
+    heard = [partial for partial in first.partial if partial.prompt == 1]
     assert 0 < second.stats.replay_diverged <= len(heard)
-    found = rows_of(second, rest)
+    trajectories = rows_of(second, rest)
     assert all(sample.verdict.outcome is Outcome.OK for sample in second.samples)
-    assert sum(set(row.versions) == {2} for row in found.values()) >= second.stats.replay_diverged
+    assert sum(set(row.versions) == {2} for row in trajectories.values()) >= second.stats.replay_diverged
     expected = whole(engine, model, tmp_path, moody=True)
-    assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
+    assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in trajectories.items())
 
 
 @pytest.mark.long
@@ -221,8 +221,8 @@ def test_conversations_and_their_environments_go_on_through_updates(
     expected = whole(engine, model, tmp_path)
     gate = tmp_path / "gate"
     gate.touch()
-    found: dict[int, Trajectory] = {}
-    begun: list[int] = []
+    trajectories: dict[int, Trajectory] = {}
+    partial_tokens: list[int] = []
     with role_of(engine, model, gate, ordered=True) as role:
         tasks = [task("late", 0)]
         for version in range(1, 200):
@@ -234,23 +234,23 @@ def test_conversations_and_their_environments_go_on_through_updates(
             shard, tasks = role.take_shard(), []
             for sample in report.samples:
                 assert shard is not None
-                found[sample.sample] = shard.row(sample.row)
+                trajectories[sample.sample] = shard.row(sample.row)
                 assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
                 assert (sample.verdict.outcome, report.stats.replay_diverged) == (Outcome.OK, 0)
             if version == 3:  # a checkpoint, which interrupts nothing
-                begun = [one.tokens for one in role.snapshot(end=False, keep=keep).partial]
-            if len(found) == SAMPLES:
+                partial_tokens = [partial.tokens for partial in role.snapshot(end=False, keep=keep).partial]
+            if len(trajectories) == SAMPLES:
                 break
         role.discard_streaming()
-    assert begun
-    assert found.keys() == expected.keys()
-    for sample, row in found.items():
+    assert partial_tokens
+    assert trajectories.keys() == expected.keys()
+    for sample, row in trajectories.items():
         # The weights have not changed in truth: the same as in one go, whatever was computed again.
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
         np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
         versions = [version for version in row.versions if version is not None]
         assert versions == sorted(versions)
-    assert any(len(set(row.versions)) > 2 for row in found.values())
+    assert any(len(set(row.versions)) > 2 for row in trajectories.values())
     assert (tmp_path / "gate.resets").read_text().split() == ["late"] * SAMPLES, "no environment begins anew"
 
 
@@ -264,18 +264,18 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
     call = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
 
     def rest(role: RolloutRole, tasks: list[PromptTask], first: int) -> dict[int, Any]:
-        found: dict[int, Trajectory] = {}
+        trajectories: dict[int, Trajectory] = {}
         for version in range(first, 200):
             role.pause()
             role.version = version
             *_, report = role.run(tasks, call)
             assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
-            found |= {one.sample: shard.row(one.row) for one in report.samples if shard is not None}
-            if not role.engine.unfinished and not report.samples and found:
+            trajectories |= {sample.sample: shard.row(sample.row) for sample in report.samples if shard is not None}
+            if not role.engine.unfinished and not report.samples and trajectories:
                 break
         role.discard_streaming()
-        return {s: (row.tokens.tobytes(), row.log_probs.tobytes(), row.versions) for s, row in found.items()}
+        return {s: (row.tokens.tobytes(), row.log_probs.tobytes(), row.versions) for s, row in trajectories.items()}
 
     with role_of(engine, model, gate, ordered=True) as role:
         tasks, done = [task("late", 0)], set[int]()
@@ -284,15 +284,15 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
             role.version = version
             *_, report = role.run(tasks, call)
             assert isinstance(report, RolloutBatch)
-            tasks, done = [], done | {one.sample for one in report.samples}
+            tasks, done = [], done | {record.sample for record in report.samples}
             role.take_shard()
         snapshot, shard = role.snapshot(end=False), role.take_shard()
         assert shard is not None
-        begun = {one.sample: replace(one, shard=0) for one in snapshot.partial}
-        assert any(shard.row(one.row).turns > 1 for one in begun.values())
+        partials = {record.sample: replace(record, shard=0) for record in snapshot.partial}
+        assert any(shard.row(record.row).turns > 1 for record in partials.values())
         went_on = rest(role, [], 4)
     with role_of(engine, model, gate, ordered=True) as other:
         missing = tuple(sorted(set(range(SAMPLES)) - done))
-        again = rest(other, [replace(task("late", 0), wanted=missing, partial=begun, shards=[shard])], 4)
-    assert went_on.keys() == set(missing) == begun.keys()
-    assert again == went_on
+        resumed = rest(other, [replace(task("late", 0), wanted=missing, partial=partials, shards=[shard])], 4)
+    assert went_on.keys() == set(missing) == partials.keys()
+    assert resumed == went_on

@@ -77,26 +77,26 @@ def token(index: int, turn: int, at: int) -> int:
 
 
 def trajectory(index: int, talk: Talk) -> Trajectory:
-    whole = Trajectory.of_prompt(np.array([1, 2], np.int32))
+    rollout = Trajectory.of_prompt(np.array([1, 2], np.int32))
     for turn, length in enumerate(talk.lengths):
         if turn:
-            whole = whole.extended("environment", np.full(2, 9, np.int32))
+            rollout = rollout.extended("environment", np.full(2, 9, np.int32))
         ids = np.array([token(index, turn, at) for at in range(length)], np.int32)
-        whole = whole.extended("policy", ids, -np.ones(length, np.float32), 1, "length" if talk.cut else "stop")
-    return whole
+        rollout = rollout.extended("policy", ids, -np.ones(length, np.float32), 1, "length" if talk.cut else "stop")
+    return rollout
 
 
 def collected(talks: Sequence[Talk] = TALKS) -> RolloutBatch:
     builder, samples = ShardBuilder(), []
     for index, talk in enumerate(talks):
-        whole = trajectory(index, talk)
+        rollout = trajectory(index, talk)
         samples.append(
             Sample(
-                *(index // GROUP, index % GROUP, 0, builder.add(whole), 2, sum(talk.lengths)),
+                *(index // GROUP, index % GROUP, 0, builder.add(rollout), 2, sum(talk.lengths)),
                 stop_reason="length" if talk.cut else "stop",
                 verdict=Verdict(talk.score, talk.outcome),
                 version=1,
-                signature=signature(tokens_digest(whole), talk.score),
+                signature=signature(tokens_digest(rollout), talk.score),
                 context_tokens=2 * (len(talk.lengths) - 1),
                 turns=len(talk.lengths),
                 turn_rewards=tuple(talk.rewards),
@@ -117,45 +117,45 @@ def configured(budget: int = 20, truncated: str = "keep", **algorithm: Any) -> R
     )
 
 
-def selected(of: RolloutBatch, config: RunConfig) -> SelectedSamples:
-    return select_batch(of, build_algorithm(**config.algorithm.model_dump()), config, seed=3)
+def selected(rollouts: RolloutBatch, config: RunConfig) -> SelectedSamples:
+    return select_batch(rollouts, build_algorithm(**config.algorithm.model_dump()), config, seed=3)
 
 
 def on_ranks(world: int) -> list[Ranks]:
     """Of threads that meet in every sum."""
-    barrier, given = threading.Barrier(world, timeout=20), [torch.zeros(0)] * world
+    barrier, gathered = threading.Barrier(world, timeout=20), [torch.zeros(0)] * world
 
     def of(rank: int) -> Ranks:
         def all_of(tensor: Tensor) -> list[Tensor]:
             barrier.wait()
-            given[rank] = tensor
+            gathered[rank] = tensor
             barrier.wait()
-            return list(given)
+            return list(gathered)
 
         return Ranks(lambda tensor: torch.stack(all_of(tensor)).sum(0), lambda tensor: torch.cat(all_of(tensor)))
 
     return [of(rank) for rank in range(world)]
 
 
-def filled(name: str, of: RolloutBatch, world: int, config: RunConfig) -> dict[int, list[float]]:
+def filled(name: str, rollouts: RolloutBatch, world: int, config: RunConfig) -> dict[int, list[float]]:
     """Row → what is filled in under `name` for its drawn tokens."""
-    algorithm, chosen = build_algorithm(**config.algorithm.model_dump()), selected(of, config)
-    plan = plan_step(chosen, config, world)
-    step, found = build_train_rows(plan, chosen, seed=3), dict[int, list[float]]()
+    algorithm, selection = build_algorithm(**config.algorithm.model_dump()), selected(rollouts, config)
+    plan = plan_step(selection, config, world)
+    step, values_by_row = build_train_rows(plan, selection, seed=3), dict[int, list[float]]()
 
     def run(rank: int, ranks: Ranks) -> None:
         batch = TrainBatch(plan.of_rank(rank), step, torch.device("cpu"))
         for micro in batch:
             micro.tokens.values = values_of(micro.packed.targets)
         fill_advantages(algorithm, batch, ranks, kl_coef=0.0)
-        found.update({int(chosen.samples.row[s]): v.tolist() for s, v in batch.export(name).items()})
+        values_by_row.update({int(selection.samples.row[s]): v.tolist() for s, v in batch.export(name).items()})
 
     threads = [threading.Thread(target=run, args=(rank, ranks)) for rank, ranks in enumerate(on_ranks(world))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return values_by_row
 
 
 # --- references -------------------------------------------------------------------------------------------------------
@@ -172,17 +172,17 @@ def others_of(index: int) -> list[int]:
 
 
 def turn_rloo(index: int) -> list[float]:
-    own, result = rewards_of(TALKS[index]), []
-    for turn in range(len(own)):
+    turn_rewards, result = rewards_of(TALKS[index]), []
+    for turn in range(len(turn_rewards)):
         theirs = [sum(rewards_of(TALKS[other])[turn:]) for other in others_of(index)]
-        result.append(sum(own[turn:]) - sum(theirs) / len(theirs))
+        result.append(sum(turn_rewards[turn:]) - sum(theirs) / len(theirs))
     return result
 
 
-def compared(own: float, among: Sequence[float]) -> float:
+def compared(value: float, among: Sequence[float]) -> float:
     mean = sum(among) / len(among)
-    spread = math.sqrt(sum((one - mean) ** 2 for one in among) / max(len(among) - 1, 1))
-    return (own - mean) / (spread + 1e-6)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in among) / max(len(among) - 1, 1))
+    return (value - mean) / (spread + 1e-6)
 
 
 def discounted(index: int, gamma: float) -> list[float]:
@@ -192,16 +192,16 @@ def discounted(index: int, gamma: float) -> list[float]:
 
 def gigpo(index: int) -> list[float]:
     members = [index, *others_of(index)]
-    episode = compared(sum(rewards_of(TALKS[index])), [sum(rewards_of(TALKS[one])) for one in members])
+    episode = compared(sum(rewards_of(TALKS[index])), [sum(rewards_of(TALKS[member])) for member in members])
     result = []
-    for state, own in zip(TALKS[index].states, discounted(index, 0.5), strict=True):
+    for state, turn_return in zip(TALKS[index].states, discounted(index, 0.5), strict=True):
         anchored = [
             theirs
-            for one in members
-            for other, theirs in zip(TALKS[one].states, discounted(one, 0.5), strict=True)
+            for member in members
+            for other, theirs in zip(TALKS[member].states, discounted(member, 0.5), strict=True)
             if other == state
         ]
-        result.append(episode + 2.0 * compared(own, anchored))
+        result.append(episode + 2.0 * compared(turn_return, anchored))
     return result
 
 
@@ -212,11 +212,11 @@ def by_token(index: int, by_turn: Sequence[float]) -> list[float]:
 def token_rewards(index: int) -> list[float]:
     """Each turn's on its last drawn token; a turn without tokens counts to the token before it, else to the first."""
     talk = TALKS[index]
-    rewards, drawn = [0.0] * sum(talk.lengths), 0
+    rewards, generated = [0.0] * sum(talk.lengths), 0
     for length, reward in zip(talk.lengths, rewards_of(talk), strict=True):
-        drawn += length
+        generated += length
         if rewards:
-            rewards[max(drawn - 1, 0)] += reward
+            rewards[max(generated - 1, 0)] += reward
     return rewards
 
 
@@ -246,45 +246,45 @@ def test_every_token_of_a_turn_has_the_turns_advantage(world: int, budget: int) 
     ]
     for reference, changes in cases:
         config = configured(budget, kl_coef=0.1, **changes)  # with a KL term those without advantage are forwarded, too
-        found = filled("advantages", collected(), world, config)
-        assert found.keys() == set(COUNTED)
+        by_sample = filled("advantages", collected(), world, config)
+        assert by_sample.keys() == set(COUNTED)
         for index in COUNTED:
-            assert found[index] == pytest.approx(by_token(index, reference(index)), rel=1e-5, abs=1e-6)
+            assert by_sample[index] == pytest.approx(by_token(index, reference(index)), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("world", [1, 2, 7])
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8)])
 def test_gae_chains_drawn_tokens_and_finds_each_reward_at_its_turns_end(world: int, gamma: float, lam: float) -> None:
-    found = filled("returns", collected(), world, configured(advantage="gae", gamma=gamma, lam=lam))
-    assert found.keys() == set(range(len(TALKS))) - LEFT_OUT_OF_GAE
-    for index, values in found.items():
+    by_sample = filled("returns", collected(), world, configured(advantage="gae", gamma=gamma, lam=lam))
+    assert by_sample.keys() == set(range(len(TALKS))) - LEFT_OUT_OF_GAE
+    for index, values in by_sample.items():
         assert values == pytest.approx(returns_of_gae(index, gamma, lam), rel=1e-5, abs=1e-6)
 
 
 def test_the_rewards_of_turns_add_up_to_the_samples_reward() -> None:
-    chosen = selected(collected(), configured(advantage="turn_rloo"))
-    by_turn, rewards = chosen.columns.turn_rewards, chosen.columns.rewards
+    selection = selected(collected(), configured(advantage="turn_rloo"))
+    by_turn, rewards = selection.columns.turn_rewards, selection.columns.rewards
     assert by_turn.sum(1) == pytest.approx(rewards)
     assert by_turn[2].tolist() == [0.5, 0.25, 0.0]
     assert by_turn[0].tolist() == [0.5, 0.0, 1.0], "the environment's sum leaves nothing to the last turn"
 
 
 def test_what_is_cut_off_without_reward_has_none_in_any_turn() -> None:
-    chosen = selected(collected(), configured(truncated="zero_reward", advantage="turn_rloo"))
-    assert chosen.columns.turn_rewards[2].tolist() == [0.0] * 3
-    assert chosen.columns.turn_rewards[0].tolist() == [0.5, 0.0, 1.0]
+    selection = selected(collected(), configured(truncated="zero_reward", advantage="turn_rloo"))
+    assert selection.columns.turn_rewards[2].tolist() == [0.0] * 3
+    assert selection.columns.turn_rewards[0].tolist() == [0.5, 0.0, 1.0]
 
 
 def test_shaping_belongs_to_the_last_turn() -> None:
     config = configured(advantage="turn_rloo")
     config = config.changed(shaping={"overlong_buffer": 18, "overlong_penalty": 1.8})
-    chosen = selected(collected(), config)
-    assert chosen.columns.turn_rewards[0].tolist() == pytest.approx([0.5, 0.0, 1.0 - 0.6])
+    selection = selected(collected(), config)
+    assert selection.columns.turn_rewards[0].tolist() == pytest.approx([0.5, 0.0, 1.0 - 0.6])
 
 
 def test_a_sample_is_forwarded_if_any_of_its_turns_has_an_advantage() -> None:
-    chosen = selected(collected(), configured(advantage="turn_rloo"))
-    assert chosen.active == [True] * 3 + [False] * 3 + [True] * 3
+    selection = selected(collected(), configured(advantage="turn_rloo"))
+    assert selection.active == [True] * 3 + [False] * 3 + [True] * 3
     swapped = [Talk((1, 1), (1.0, 0.0), 1.0, (1, 2)), Talk((1, 1), (0.0, 1.0), 1.0, (1, 2))]
     assert selected(collected(swapped), configured(advantage="turn_rloo")).active == [True, True]
     assert selected(collected(swapped), configured(advantage="rloo")).active == [False, False]
@@ -297,12 +297,12 @@ def test_an_update_is_checked_against_the_planned_advantages_of_turns(mesh: Any,
         torch.device("cpu"),
         FsdpLoader(config, torch.float32, torch.device("cpu"), ParallelDims.of(mesh.size(), 1)),
     )
-    chosen = selected(collected(), config)
-    plan = plan_step(chosen, config, 1)
-    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), torch.device("cpu"))
+    selection = selected(collected(), config)
+    plan = plan_step(selection, config, 1)
+    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, selection, 0), torch.device("cpu"))
     sums = role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0))
     assert sums["check_grad_dot_advantage"] == pytest.approx(sums["check_expected_grad_dot_advantage"], rel=1e-4)
-    Invariants().check_update(plan, chosen, 0, sums)
-    chosen.columns.advantages[0, 2] += 0.25
+    Invariants().check_update(plan, selection, 0, sums)
+    selection.columns.advantages[0, 2] += 0.25
     with pytest.raises(RunFailed, match="advantages of the samples trained on"):
-        Invariants().check_update(plan, chosen, 0, sums)
+        Invariants().check_update(plan, selection, 0, sums)

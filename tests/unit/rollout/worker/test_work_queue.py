@@ -37,21 +37,21 @@ SAMPLES, LIMIT, END = 3, 40, 0
 
 def task(position: int, responses: int = 2, prompt_tokens: int = 4, begun: int = 0) -> PromptTask:
     source = Prompt(f"row:{position}", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
-    there = {0: PartialRollout(position, 0, 0, 0, begun, 1)} if begun else {}
-    return PromptTask(position, np.arange(prompt_tokens, dtype=np.int32), source, responses, partial=there)
+    partials = {0: PartialRollout(position, 0, 0, 0, begun, 1)} if begun else {}
+    return PromptTask(position, np.arange(prompt_tokens, dtype=np.int32), source, responses, partial=partials)
 
 
 def positions(shares: list[list[PromptTask]]) -> list[list[int]]:
-    return [[one.group for one in share] for share in shares]
+    return [[task.group for task in share] for share in shares]
 
 
 def test_equal_tasks_are_assigned_in_turn_and_the_rest_stays_in_order() -> None:
     tasks = [task(position) for position in range(7)]
-    shares, left = assign(tasks, 2, LIMIT)
-    assert (positions(shares), left) == ([[0, 2, 4, 6], [1, 3, 5]], [])
-    shares, left = assign(tasks, 2, LIMIT, slots=4)
+    shares, remaining = assign(tasks, 2, LIMIT)
+    assert (positions(shares), remaining) == ([[0, 2, 4, 6], [1, 3, 5]], [])
+    shares, remaining = assign(tasks, 2, LIMIT, slots=4)
     assert positions(shares) == [[0, 2], [1, 3]]
-    assert [one.group for one in left] == [4, 5, 6]
+    assert [waiting_task.group for waiting_task in remaining] == [4, 5, 6]
     assert positions(assign(tasks[:1], 2, LIMIT, slots=1)[0]) == [[0], []]  # a group is never divided
 
 
@@ -59,40 +59,40 @@ def test_resumed_then_large_groups_are_assigned_to_the_least_loaded() -> None:
     sizes = [100, 3000, 100, 900, 1000, 1100]
     shares, _ = assign([task(i, prompt_tokens=size) for i, size in enumerate(sizes)], 2, LIMIT)
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
-    shares, left = assign([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
-    assert (positions(shares), [one.group for one in left]) == ([[1]], [0, 2])
+    shares, remaining = assign([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
+    assert (positions(shares), [waiting_task.group for waiting_task in remaining]) == ([[1]], [0, 2])
 
 
 def test_groups_of_earlier_steps_come_first_at_any_length() -> None:
     older = replace(task(1, prompt_tokens=2), step=3)
     oldest = replace(task(2, prompt_tokens=1), step=2)
-    _, left = assign([replace(task(0, prompt_tokens=3000), step=4), older, oldest], 1, LIMIT, slots=1)
-    assert [one.group for one in left] == [1, 0]
+    _, remaining = assign([replace(task(0, prompt_tokens=3000), step=4), older, oldest], 1, LIMIT, slots=1)
+    assert [waiting_task.group for waiting_task in remaining] == [1, 0]
 
 
 def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
     queue, counters = RoundTasks("round", [task(i) for i in range(5)], None), HashStore()
-    one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
-    assert one.exchange(0, 0) == WorkGrant()
-    assert one.exchange(0, 3) == WorkGrant((0, 1))  # its last one waits for a slot within the engine
+    first, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
+    assert first.exchange(0, 0) == WorkGrant()
+    assert first.exchange(0, 3) == WorkGrant((0, 1))  # its last one waits for a slot within the engine
     assert other.exchange(0, 2) == WorkGrant((2,))
-    assert one.exchange(1, 9) == WorkGrant((3, 4), done=False)
-    assert one.exchange(0, 9) == other.exchange(0, 9) == WorkGrant(done=True)
+    assert first.exchange(1, 9) == WorkGrant((3, 4), done=False)
+    assert first.exchange(0, 9) == other.exchange(0, 9) == WorkGrant(done=True)
 
 
 def test_a_round_ends_for_all_when_enough_groups_are_finished_by_whomever() -> None:
     queue, counters = RoundTasks("round", [], 3), HashStore()
-    one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
-    assert one.exchange(2, 4) == WorkGrant(done=True)
+    first, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
+    assert first.exchange(2, 4) == WorkGrant(done=True)
     assert other.exchange(1, 4) == WorkGrant(stop=True, done=True)
-    one._last_poll = 0.0  # some time has passed
-    assert one.exchange(0, 4).stop
+    first._last_poll = 0.0  # some time has passed
+    assert first.exchange(0, 4).stop
     assert not WorkQueue(RoundTasks("the next", [], 3), counters).exchange(1, 4).stop
 
 
-def token(seed: int, place: int) -> int:
+def token(seed: int, position: int) -> int:
     """Of a response: drawn by its seed and its place, END with one chance in eight."""
-    return int(np.random.default_rng([seed, place]).integers(0, 8))
+    return int(np.random.default_rng([seed, position]).integers(0, 8))
 
 
 class Engine:
@@ -122,9 +122,9 @@ class Engine:
         self.wait()
         finished = []
         for key, (request, tokens) in list(self.under_way.items())[: self.slots]:
-            place = len(tokens) + (0 if request.response_prefix is None else len(request.response_prefix))
-            tokens.append(token(request.seed, place))
-            if tokens[-1] == END or place + 1 == self.limit:
+            position = len(tokens) + (0 if request.response_prefix is None else len(request.response_prefix))
+            tokens.append(token(request.seed, position))
+            if tokens[-1] == END or position + 1 == self.limit:
                 finished.append(self._of(key, "stop" if tokens[-1] == END else "length"))
         return finished
 
@@ -189,12 +189,12 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
     slow, fast = Engine(4, wait=lambda: halted.wait(60)), Engine(4)
     workers = Workers([slow, fast])
     call = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
-    taken = 0
+    request_count = 0
 
     def counting() -> None:
-        nonlocal taken
-        taken = len(fast.asked)
-        if taken == 2 * 11:  # all but what the slow one was dealt, which does nothing meanwhile
+        nonlocal request_count
+        request_count = len(fast.asked)
+        if request_count == 2 * 11:  # all but what the slow one was dealt, which does nothing meanwhile
             halted.set()
 
     fast.wait = counting
@@ -265,16 +265,16 @@ def check(batch: RolloutBatch, step: int) -> list[int]:
     assert [(s.prompt, s.sample) for s in batch.samples] == [(p, i) for p in range(4) for i in range(SAMPLES)]
     rows: dict[int, int] = {}
     for s in batch.samples:
-        whole = batch.shards[s.shard].row(s.row)
-        row = rows.setdefault(s.prompt, int(whole.tokens[0]))
-        assert whole.tokens[: s.prompt_tokens].tolist() == [row] * 4
-        response = whole.response_ids.tolist()
+        trajectory = batch.shards[s.shard].row(s.row)
+        row = rows.setdefault(s.prompt, int(trajectory.tokens[0]))
+        assert trajectory.tokens[: s.prompt_tokens].tolist() == [row] * 4
+        response = trajectory.response_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
-        assert len(response) == s.response_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
+        assert len(response) == s.response_tokens == s.verdict.score == len(trajectory.tokens) - s.prompt_tokens
         # A span for each version that drew some of it.
-        drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
-        assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
-        assert whole.versions == sorted(set(drawn_by))
+        drawn_by = [version for span in trajectory.spans[1:] for version in [span.version] * (span.end - span.start)]
+        assert drawn_by == (-trajectory.log_probs).tolist() == sorted(drawn_by)
+        assert trajectory.versions == sorted(set(drawn_by))
         assert (s.version, s.version + s.newer_by, s.turns) == (drawn_by[0], drawn_by[-1], 1)
         assert drawn_by[-1] <= step
     return [rows[prompt] for prompt in range(4)]
@@ -297,17 +297,17 @@ def test_what_a_step_breaks_off_goes_on_in_the_next_from_where_it_was(
     seen: list[int] = []
     for step in range(1, 7):
         workers.load(step)
-        begun = {
-            (group.prompt_index, one.sample)
+        partials = {
+            (group.prompt_index, partial.sample)
             for group in source.buffer.groups
-            for one in group.partial
-            if one.tokens  # one without is drawn by this step's weights alone
+            for partial in group.partial
+            if partial.tokens  # one without is drawn by this step's weights alone
         }
         batch = source.take(step)
         rows = check(batch, step)
         stale = {(rows[s.prompt], s.sample) for s in batch.samples if s.version < step}
         assert batch.stats.stale == len(stale)
-        assert stale >= begun & {(rows[s.prompt], s.sample) for s in batch.samples}
+        assert stale >= partials & {(rows[s.prompt], s.sample) for s in batch.samples}
         assert len(batch.baselines) == (4 if greedy else 0)
         assert len(rows) == len(set(rows))
         assert not set(seen) & set(rows)
@@ -352,15 +352,15 @@ def test_without_oversampling_a_round_finishes_all_and_counts_nothing() -> None:
 def test_tokens_that_were_drawn_before_are_not_counted_again() -> None:
     workers = Workers([Engine(6)])
     source = source_of(workers, oversample=2.0)
-    drawn = trained = 0
+    generated = trained = 0
     for step in (1, 2, 3, 4):
         workers.load(step)
         batch = source.take(step)
-        drawn += batch.stats.generated_tokens
+        generated += batch.stats.generated_tokens
         trained += int(batch.samples.response_tokens.sum())
     waiting = sum(int(group.samples.response_tokens.sum()) for group in source.buffer.groups)
-    waiting += sum(one.tokens for group in source.buffer.groups for one in group.partial)
-    assert drawn == trained + waiting
+    waiting += sum(partial.tokens for group in source.buffer.groups for partial in group.partial)
+    assert generated == trained + waiting
 
 
 def test_groups_that_none_has_begun_are_no_part_of_what_was_broken_off() -> None:

@@ -98,9 +98,9 @@ def test_a_checkpoint_is_committed_once_every_rank_has_written_its_part(
     workers.busy = False
     checkpointer.poll()
     assert kept(folder) == ["latest", "step-000001"]
-    made = folder.checkpoints / "step-000001"
-    assert json.loads((made / "state.json").read_text())["evaluation"] == {"pass@1": 0.5}
-    files = json.loads((made / "manifest.json").read_text())["files"]
+    step_folder = folder.checkpoints / "step-000001"
+    assert json.loads((step_folder / "state.json").read_text())["evaluation"] == {"pass@1": 0.5}
+    files = json.loads((step_folder / "manifest.json").read_text())["files"]
     assert set(files) == {"policy/rank-0.pt", "policy/rank-1.pt", "waiting.npz", "state.json", "config.toml"}
     assert [event["event"] for event in events_of(folder.path)] == ["checkpoint"]
     checkpointer.finish()
@@ -203,8 +203,8 @@ def test_what_is_recorded_is_on_the_disk_before_its_checkpoint(
         checkpointer.begin(step, state(step), [])
         checkpointer.poll(wait=True)
         before_it = synced[: synced.index("manifest.json")]
-        own = f"step-{step:06d}.json"
-        assert before_it[:5] == ["metrics.jsonl", own, "run", "samples", "evaluations"]
+        record_file = f"step-{step:06d}.json"
+        assert before_it[:5] == ["metrics.jsonl", record_file, "run", "samples", "evaluations"]
         assert not [name for name in synced if name.endswith(".parquet")]
         synced.clear()
 
@@ -215,7 +215,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
 ) -> None:
     for step in (2, 3):
         folder.append_metrics({"step": step, "reward/mean": 0.5})
-    before = (folder.path / "metrics.jsonl").read_bytes()
+    metrics_before = (folder.path / "metrics.jsonl").read_bytes()
     algorithm = SimpleNamespace(kl=KlController(0.1), entropy=EntropyController(0.0))
     cursor = PromptCursor(4, 0, shuffle=True)
     trainer: Any = SimpleNamespace(
@@ -235,9 +235,9 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         invariants=SimpleNamespace(forget=lambda: None),
     )
     checkpoint = Checkpoint(folder.checkpoints / "step-000002", 2)
-    told = {"cursor": cursor.state(), "kl": algorithm.kl.state(), "entropy": algorithm.entropy.state()}
-    told |= {"waiting": [], "bad_updates": {}, "warnings": {}, "version": 3, "dtype": "bfloat16"}
-    vars(checkpoint)["state"] = told | {"probe": {"tokens": [1, 2], "log_probs": [-1.2]}}
+    trainer_state = {"cursor": cursor.state(), "kl": algorithm.kl.state(), "entropy": algorithm.entropy.state()}
+    trainer_state |= {"waiting": [], "bad_updates": {}, "warnings": {}, "version": 3, "dtype": "bfloat16"}
+    vars(checkpoint)["state"] = trainer_state | {"probe": {"tokens": [1, 2], "log_probs": [-1.2]}}
     if sound:
         Trainer.load(trainer, checkpoint)
         assert [line["step"] for line in metrics_of(folder.path)] == [1, 2]
@@ -245,5 +245,5 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
     else:
         with pytest.raises(RunFailed, match=r"are not those that were saved: .* differ by 0\.8"):
             Trainer.load(trainer, checkpoint)
-        assert (folder.path / "metrics.jsonl").read_bytes() == before
+        assert (folder.path / "metrics.jsonl").read_bytes() == metrics_before
     assert notes == ["from here on the run computes in float32, before in bfloat16"]

@@ -97,12 +97,14 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     assert workers.asked == ["trainer", "noise", "engine"], "nothing is known of the noise before"
     probed = PROBE_TOKENS // 25
     assert metrics["log_prob_check/tokens"] == 2 * 20 + probed * 15, "rows are cut to what the engine can score"
-    before = workers.step(check, 4)
+    supplemented = workers.step(check, 4)
     assert workers.asked == []
-    assert before["log_prob_check/tokens"] == 2 * 20
+    assert supplemented["log_prob_check/tokens"] == 2 * 20
     workers.samples = 0
-    kept = workers.step(check, 5)
-    assert kept["log_prob_check/slope"] == before["log_prob_check/slope"], "without tokens nothing is forgotten"
+    without_tokens = workers.step(check, 5)
+    assert without_tokens["log_prob_check/slope"] == supplemented["log_prob_check/slope"], (
+        "without tokens nothing is forgotten"
+    )
     workers.samples = 2
     workers.step(check, 6)
     assert workers.asked == ["trainer", "engine"]
@@ -110,13 +112,13 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
 
 def test_the_first_sync_is_probed_with_prompts_and_not_remembered(workers: Workers) -> None:
     check = check_of(workers)
-    before = check.state()
+    initial_state = check.state()
     check.prepare(0, 0.0, counts=False)
     assert workers.asked == ["trainer", "noise"], "the engine has not the weights yet"
     metrics = check.check(0, [], counts=False)
     assert workers.asked == ["trainer", "noise", "engine"]
     assert metrics["log_prob_check/tokens"] == 4 * 24
-    assert check.state() == before
+    assert check.state() == initial_state
     workers.factor = 1.5
     check.prepare(0, 0.0, counts=False)
     with pytest.raises(RunFailed, match=r"log_prob_check/noise = \S+ is beyond its bound"):
@@ -149,9 +151,9 @@ def test_a_restored_check_continues_as_it_was(workers: Workers) -> None:
     workers.samples = 64
     check = check_of(workers)
     workers.step(check, 1)
-    again = check_of(workers)
-    again.restore(json.loads(json.dumps(check.state())))
+    restored = check_of(workers)
+    restored.restore(json.loads(json.dumps(check.state())))
     workers.random = np.random.default_rng(5)
     expected = workers.step(check, 3)
     workers.random = np.random.default_rng(5)
-    assert workers.step(again, 3) == expected
+    assert workers.step(restored, 3) == expected

@@ -85,9 +85,9 @@ def written(advantage: str, folder: Path) -> set[str]:
         Verdict(1.0, Outcome.OK, parts={"NAME": 1.0, "usage/NAME": 7.0, "log/NAME": 0.5}),
         Verdict(0.0, Outcome.WRONG),
     ]
-    more = {"context_tokens": 2, "turns": 2, "newer_by": 1, "ended": 1, "branches": 2}
+    extra_fields = {"context_tokens": 2, "turns": 2, "newer_by": 1, "ended": 1, "branches": 2}
     samples = SampleTable.of(
-        Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts)
+        Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **extra_fields) for i, verdict in enumerate(verdicts)
     )
     trainer = trainer_of(
         folder,
@@ -109,9 +109,9 @@ def written(advantage: str, folder: Path) -> set[str]:
 
 def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
     written_by_all = written("gae", tmp_path / "gae") | written("prime", tmp_path / "prime")
-    found = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
-    found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
-    found = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in found}
-    found = {re.sub(r"^rollout/age/\d+", "rollout/age/AGE", name) for name in found}
-    found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
-    assert found == METRIC_NAMES
+    metric_names = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
+    metric_names = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in metric_names}
+    metric_names = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in metric_names}
+    metric_names = {re.sub(r"^rollout/age/\d+", "rollout/age/AGE", name) for name in metric_names}
+    metric_names = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in metric_names}
+    assert metric_names == METRIC_NAMES

@@ -55,26 +55,26 @@ def chosen_of(batch: RolloutBatch, **sections: Any) -> tuple[SelectedSamples, Ru
 
 
 def test_best_and_worst_of_groups_that_differ_are_recorded_first() -> None:
-    chosen, _ = chosen_of(batch_of())
-    scores = chosen.columns.rewards.tolist()
+    selected, _ = chosen_of(batch_of())
+    scores = selected.columns.rewards.tolist()
     assert scores == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0], "the third group has lost both"
-    assert best_and_worst(chosen, 8) == [3, 2, 5, 4, 0]
-    assert best_and_worst(chosen, 3) == [3, 2, 5]
-    assert best_and_worst(chosen, 0) == []
+    assert best_and_worst(selected, 8) == [3, 2, 5, 4, 0]
+    assert best_and_worst(selected, 3) == [3, 2, 5]
+    assert best_and_worst(selected, 0) == []
 
 
 def test_a_sample_that_is_trained_on_twice_is_recorded_once() -> None:
-    chosen, _ = chosen_of(batch_of())
-    thrice = replace(chosen, groups=[0] * 6, indexes=np.array([0, 1] * 3))
+    selected, _ = chosen_of(batch_of())
+    thrice = replace(selected, groups=[0] * 6, indexes=np.array([0, 1] * 3))
     assert best_and_worst(thrice, 8) == [0]
 
 
 def test_advantages_name_the_saved_row_and_why_there_is_none(tmp_path: Path) -> None:
     batch = batch_of()
-    chosen, config = chosen_of(batch, shaping={"overlong_buffer": 2}, rollout={"max_response_tokens": 4})
+    selected, config = chosen_of(batch, shaping={"overlong_buffer": 2}, rollout={"max_response_tokens": 4})
     folder = RunFolder.create(tmp_path / "run")
     records = StepRecords(folder, config, pytest.fail)
-    records.trained(4, batch, chosen, {"worker": [StepReport({}, [])]})
+    records.trained(4, batch, selected, {"worker": [StepReport({}, [])]})
     records.flush()
     rows = pq.read_table(folder.samples / "step-000004" / "advantages.parquet").to_pylist()
     assert [(row["prompt_id"], row["group"], row["sample"]) for row in rows] == [
@@ -92,31 +92,31 @@ def test_advantages_name_the_saved_row_and_why_there_is_none(tmp_path: Path) -> 
 
 def test_a_sample_that_is_not_selected_has_a_reward_alone(tmp_path: Path) -> None:
     batch = batch_of([(0.0, 0.25, 0.75, 1.0)])
-    chosen, config = chosen_of(batch, algorithm={"select": "best_worst"})
-    assert (len(chosen.indexes), set(chosen.indexes.tolist())) == (4, {0, 3}), "repeated, and two not at all"
-    found = step_advantages(chosen, {})
-    assert np.isnan(found).tolist() == [False, True, True, False]
-    assert chosen.shaped.tolist() == [0.0, 0.25, 0.75, 1.0]
-    recording = StepRecords(RunFolder.create(tmp_path / "run"), config, pytest.fail).recording(1, batch, chosen)
+    selected, config = chosen_of(batch, algorithm={"select": "best_worst"})
+    assert (len(selected.indexes), set(selected.indexes.tolist())) == (4, {0, 3}), "repeated, and two not at all"
+    advantages = step_advantages(selected, {})
+    assert np.isnan(advantages).tolist() == [False, True, True, False]
+    assert selected.shaped.tolist() == [0.0, 0.25, 0.75, 1.0]
+    recording = StepRecords(RunFolder.create(tmp_path / "run"), config, pytest.fail).recording(1, batch, selected)
     assert recording is not None
-    assert [one.sample for one in recording.samples] == [3, 0]
+    assert [record.sample for record in recording.samples] == [3, 0]
 
 
 def test_advantages_of_tokens_come_from_the_workers() -> None:
-    chosen, _ = chosen_of(batch_of(), algorithm={"advantage": "gae"})
-    assert not chosen.columns.has("advantages")
-    found = step_advantages(chosen, {0: 0.5, 3: -0.25})
-    assert found[[0, 3]].tolist() == [0.5, -0.25]
-    assert np.isnan(found[[1, 2, 4, 5, 6]]).all()
+    selected, _ = chosen_of(batch_of(), algorithm={"advantage": "gae"})
+    assert not selected.columns.has("advantages")
+    advantages = step_advantages(selected, {0: 0.5, 3: -0.25})
+    assert advantages[[0, 3]].tolist() == [0.5, -0.25]
+    assert np.isnan(advantages[[1, 2, 4, 5, 6]]).all()
 
 
 def test_nothing_is_recorded_of_a_run_that_saves_no_samples(tmp_path: Path) -> None:
-    chosen, config = chosen_of(batch_of(), tracking={"save_samples": False})
+    selected, config = chosen_of(batch_of(), tracking={"save_samples": False})
     folder = RunFolder.create(tmp_path / "run")
     records = StepRecords(folder, config, pytest.fail)
-    assert records.recording(1, batch_of(), chosen) is None
-    records.trained(1, replace(batch_of(), scored_groups=[["a:0", 2, 1, 9, True]]), chosen, {})
-    records.trained(2, batch_of(), chosen, {})
+    assert records.recording(1, batch_of(), selected) is None
+    records.trained(1, replace(batch_of(), scored_groups=[["a:0", 2, 1, 9, True]]), selected, {})
+    records.trained(2, batch_of(), selected, {})
     records.flush()
     assert not any(folder.samples.iterdir())
     assert judged_of(folder.path) == [{"step": 1, "groups": [["a:0", 2, 1, 9, True]]}], "which is no sample"
@@ -148,13 +148,13 @@ def test_the_timeline_has_lanes_of_the_controller_and_of_each_rank(
 
 def test_a_disk_that_takes_nothing_costs_one_note(tmp_path: Path) -> None:
     batch, notes = batch_of(), list[str]()
-    chosen, config = chosen_of(batch)
+    selected, config = chosen_of(batch)
     folder = RunFolder.create(tmp_path / "run")
     folder.samples.rmdir()
     folder.samples.write_text("in the way")
     records = StepRecords(folder, config, notes.append)
     for step in (1, 2):
-        records.trained(step, batch, chosen, {"worker": [StepReport({}, [], problem="token records: no")]})
+        records.trained(step, batch, selected, {"worker": [StepReport({}, [], problem="token records: no")]})
         records.flush()
         records.end(step)
     records.flush()

@@ -161,13 +161,13 @@ def chosen_of(
 
 
 def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[Sample]) -> None:
-    chosen, _ = chosen_of(samples)
-    assert chosen.active == [True, True, False, False]
-    plan = planned(chosen.samples, chosen.columns.advantages)
-    step = build_train_rows(plan, chosen, seed=0)
-    found = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
+    selected, _ = chosen_of(samples)
+    assert selected.active == [True, True, False, False]
+    plan = planned(selected.samples, selected.columns.advantages)
+    step = build_train_rows(plan, selected, seed=0)
+    planned_samples = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
     shard, row = step.columns.shard, step.columns.row
-    rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in found]
+    rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in planned_samples]
     assert sorted(rows) == [(0, "first", 0), (1, "second", 1)]
     assert [(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for m in step.minibatches] == [
         (20, 4, 2, 8, 4)
@@ -176,7 +176,7 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
 
 def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> None:
     judged = [replace(s, verdict=replace(s.verdict, parts={"format": float(s.sample)})) for s in samples]
-    chosen, _ = chosen_of(
+    selected, _ = chosen_of(
         judged,
         rollout={"max_response_tokens": 8},
         shaping={"overlong_buffer": 4, "overlong_penalty": 0.5, "length_weight": 0.1, "format_weight": 0.2},
@@ -185,9 +185,9 @@ def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> 
     # Lengths 4, 8, 2, 6: half a point off at 8 tokens, a quarter at 6. Of the first group the first response is right
     # and the shorter one; in the second none is right, and the longer one has its share taken off. The second of each
     # group has the format.
-    assert chosen.columns.rewards.tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
-    assert chosen.columns.advantages.tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
-    assert chosen.reward == pytest.approx(0.15)
+    assert selected.columns.rewards.tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
+    assert selected.columns.advantages.tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
+    assert selected.reward == pytest.approx(0.15)
 
 
 def test_a_weight_for_a_format_that_nobody_judges_ends_the_run(samples: Sequence[Sample]) -> None:
@@ -214,9 +214,9 @@ def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum(samples: Seq
     judged = [
         replace(s, verdict=replace(s.verdict, parts={"math": s.verdict.score} if s.prompt else {})) for s in samples
     ]
-    chosen, _ = chosen_of(judged, algorithm={"advantage": "gdpo"})
-    assert chosen.columns.parts.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    assert chosen.columns.advantages[0] > 0 > chosen.columns.advantages[1]
+    selected, _ = chosen_of(judged, algorithm={"advantage": "gdpo"})
+    assert selected.columns.parts.tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    assert selected.columns.advantages[0] > 0 > selected.columns.advantages[1]
 
 
 def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
@@ -229,9 +229,9 @@ def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
 
     def advantages(weights: dict[str, float]) -> list[float]:
         batch = RolloutBatch(SampleTable.of(judged), ["first", "second"], part_weights=weights)
-        chosen = select_batch(batch, algorithm, config, seed=0)
-        assert chosen.columns.parts.tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
-        values: list[float] = chosen.columns.advantages.tolist()
+        selected = select_batch(batch, algorithm, config, seed=0)
+        assert selected.columns.parts.tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
+        values: list[float] = selected.columns.advantages.tolist()
         return values
 
     # Equal weights cancel in the first group; where mathematics weighs more, its first response is the better one, and
@@ -247,31 +247,31 @@ def test_a_group_is_one_in_any_order_of_its_selected_samples(
 ) -> None:
     shuffled = torch.tensor([2, 0, 3, 1, 0])
     selection.register("mine")(lambda rewards, groups, generator: shuffled)
-    chosen, config = chosen_of(samples, algorithm={"select": "mine"}, train={"minibatches": 2})
-    assert chosen.columns.groups.tolist() == [1, 0, 1, 0, 0]
-    assert chosen.columns.group_tokens.tolist() == [8.0, 16.0, 8.0, 16.0, 16.0]
-    plan = plan_step(chosen, config, ranks=1)
+    selected, config = chosen_of(samples, algorithm={"select": "mine"}, train={"minibatches": 2})
+    assert selected.columns.groups.tolist() == [1, 0, 1, 0, 0]
+    assert selected.columns.group_tokens.tolist() == [8.0, 16.0, 8.0, 16.0, 16.0]
+    plan = plan_step(selected, config, ranks=1)
     assert [(m.groups, m.samples) for m in plan.minibatches] == [(1, (0, 2)), (1, (1, 3, 4))]
 
 
 def test_selected_samples_keep_the_statistics_of_their_whole_group(samples: Sequence[Sample]) -> None:
     three = [*samples[:2], sample(0, 2, 0.5, 4), *samples[2:]]
-    chosen, config = chosen_of(three, algorithm={"select": "pairs", "advantage": "dr_grpo"})
-    assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]  # the second group prefers nothing
-    assert chosen.columns.pairs.tolist() == [0, 0]
-    assert chosen.columns.advantages.tolist() == pytest.approx([0.5, -0.5])
-    assert chosen.columns.group_tokens.tolist() == [12.0, 12.0]
-    (minibatch,) = plan_step(chosen, config, ranks=2).minibatches
+    selected, config = chosen_of(three, algorithm={"select": "pairs", "advantage": "dr_grpo"})
+    assert [(s.prompt, s.sample) for s in selected.samples] == [(0, 0), (0, 1)]  # the second group prefers nothing
+    assert selected.columns.pairs.tolist() == [0, 0]
+    assert selected.columns.advantages.tolist() == pytest.approx([0.5, -0.5])
+    assert selected.columns.group_tokens.tolist() == [12.0, 12.0]
+    (minibatch,) = plan_step(selected, config, ranks=2).minibatches
     assert sorted(minibatch.ranks) == [((),), ((0, 1),)]
 
 
 def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Sequence[Sample]) -> None:
     wrong = samples[2:]
-    chosen, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
-    plan = plan_step(chosen, config, ranks=2)
-    assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
+    selected, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
+    plan = plan_step(selected, config, ranks=2)
+    assert (len(selected.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
     assert [plan.of_rank(rank) for rank in range(2)] == [[], []]
-    assert build_train_rows(plan, chosen, seed=0).minibatches == []
+    assert build_train_rows(plan, selected, seed=0).minibatches == []
 
 
 class OneWorkerAPrompt(CalledByName):
@@ -291,10 +291,12 @@ class OneWorkerAPrompt(CalledByName):
         self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: None
     ) -> Iterator[Progress | RolloutBatch]:
         self.tasks = tasks
-        for rank, own in reversed(list(enumerate(tasks))):
-            made = [sample(task.group, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
-            yield from (Progress(len(made) - 1), Progress(1))
-            yield RolloutBatch(SampleTable.of(made[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
+        for rank, rank_tasks in reversed(list(enumerate(tasks))):
+            samples = [
+                sample(task.group, index, 1.0, 3, shard=rank) for task in rank_tasks for index in range(task.samples)
+            ]
+            yield from (Progress(len(samples) - 1), Progress(1))
+            yield RolloutBatch(SampleTable.of(samples[::-1]), stats=RolloutStats(generate_s=1.0 + rank))
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]
@@ -311,7 +313,7 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
         on_progress=lambda done, total: heard.append((done, total)),
     )
     collected = collect(workers, reports)  # type: ignore[arg-type]
-    assert [[task.group for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
+    assert [[task.group for task in rank_tasks] for rank_tasks in workers.tasks] == [[0, 2], [1, 3]]
     assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
     assert collected.shards == ["shard 0", "shard 1"]
     assert collected.stats.generate_s == 2.0
@@ -351,7 +353,7 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> 
 
 
 def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence[Sample], tmp_path: Path) -> None:
-    chosen, _ = chosen_of(samples)
+    selected, _ = chosen_of(samples)
     sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
     updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
     for behind, notes in ((0, 1), (1, 0)):
@@ -361,7 +363,7 @@ def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
         batch = RolloutBatch(SampleTable.of(samples), [])
         for _ in range(2):
-            metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
+            metrics = trainer.measure(batch, selected, planned(samples, [1.0] * 4), updates)
             assert metrics["mismatch/kl"] == 0.3
         assert sum("warning mismatch" in note for note in heard) == notes
 
@@ -412,7 +414,7 @@ def test_the_policys_own_warm_up_begins_when_the_critics_has_ended(tmp_path: Pat
         critic={"warmup_steps": 3, "lr": 4.0},
     )
     trainer.invariants, plan = MagicMock(), MagicMock(minibatches=[None])
-    made = [trainer.update(step, plan, MagicMock()) for step in range(1, 6)]
-    assert [(len(updates.critic), len(updates.policy)) for updates, _ in made] == [(1, 0)] * 3 + [(1, 1)] * 2
-    assert [rates["critic/lr"] for _, rates in made] == [2.0, 4.0, 4.0, 4.0, 4.0]
-    assert [rates["update/lr"] for _, rates in made][3:] == [0.5, 1.0]
+    steps = [trainer.update(step, plan, MagicMock()) for step in range(1, 6)]
+    assert [(len(updates.critic), len(updates.policy)) for updates, _ in steps] == [(1, 0)] * 3 + [(1, 1)] * 2
+    assert [rates["critic/lr"] for _, rates in steps] == [2.0, 4.0, 4.0, 4.0, 4.0]
+    assert [rates["update/lr"] for _, rates in steps][3:] == [0.5, 1.0]

@@ -116,11 +116,11 @@ def test_three_in_a_row_stop_the_run_and_a_good_one_between_them_forgives(judged
 
 
 def test_how_many_there_were_in_a_row_outlives_a_checkpoint(judged: Any) -> None:
-    before, _, judge = judged("skip")
+    first_guard, _, judge = judged("skip")
     judge(BAD)
     judge(BAD)
-    after, _, judge = judged("skip")
-    after.restore(before.state())
+    restored_guard, _, judge = judged("skip")
+    restored_guard.restore(first_guard.state())
     with pytest.raises(RunFailed, match="3rd in a row"):
         judge(BAD)
 

@@ -44,11 +44,11 @@ EQUAL = {"reward/std": 0.0, "reward/equal_groups": 1.0}
 class Run:
     """The warnings of a run, and what they reported: (step, name). So many prompts a step, and samples a prompt."""
 
-    def __init__(self, prompts: int = 32, samples: int = 8, *, lr: float = 1e-6, given: bool = False) -> None:
+    def __init__(self, prompts: int = 32, samples: int = 8, *, lr: float = 1e-6, unrewarded: bool = False) -> None:
         self.notes: list[str] = []
         self.events: list[tuple[int, str]] = []
         self.warnings = Warnings(
-            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, unrewarded=given
+            0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, unrewarded=unrewarded
         )
         self.lr, self.step = lr, 0
 
@@ -59,13 +59,13 @@ class Run:
 
     def steps(self, count: int, **changed: Any) -> list[tuple[int, str]]:
         """The events of so many further steps."""
-        before = len(self.events)
+        event_count = len(self.events)
         for _ in range(count):
             self.step += 1
             metrics = SOUND | {"update/lr": self.lr} | changed
             self.warnings.check(self.step, metrics)
             self.warnings.check_sync(self.step, metrics)
-        return self.events[before:]
+        return self.events[event_count:]
 
 
 def test_a_sound_run_raises_no_warning() -> None:
@@ -110,7 +110,7 @@ def test_updates_that_change_nothing_are_warned_of(metrics: dict[str, float], wa
 def test_a_warning_names_its_fault(name: str, at: int, fault: dict[str, float]) -> None:
     run = Run()
     assert run.steps(10, **fault)[:1] == [(at, name)]
-    assert {found for _, found in run.events} == {name}
+    assert {warning for _, warning in run.events} == {name}
 
 
 def test_every_warning_is_documented() -> None:
@@ -151,7 +151,7 @@ def test_a_task_that_is_solved_raises_no_warning() -> None:
 
 
 def test_given_responses_are_all_right() -> None:
-    run = Run(samples=1, given=True)
+    run = Run(samples=1, unrewarded=True)
     assert run.steps(100, **EQUAL | {"reward/mean": 1.0, "outcome/ok": 1.0, "response_tokens/truncated": 0.0}) == []
 
 
@@ -175,9 +175,9 @@ def test_an_idle_step_now_and_then_raises_no_warning() -> None:
 
 def test_a_resumed_run_raises_the_warnings_of_one_that_was_not_stopped() -> None:
     for fault in ({"response_tokens/truncated": 1.0, "reward/truncated": 0.0}, {"outcome/timeout": 0.02}, IDLE):
-        whole, first, second = Run(), Run(), Run()
-        begun = whole.steps(2, **fault)
-        expected = begun + whole.steps(10, **{"outcome/timeout": 0.2})
+        uninterrupted, first, second = Run(), Run(), Run()
+        first_events = uninterrupted.steps(2, **fault)
+        expected = first_events + uninterrupted.steps(10, **{"outcome/timeout": 0.2})
         first.steps(2, **fault)
         second.warnings.restore(json.loads(json.dumps(first.warnings.state())))
         second.step = 2
@@ -242,10 +242,13 @@ def test_sound_runs_of_any_size_raise_no_warning(prompts: int, right: float, cut
 
 def test_a_hard_task_begins_with_rewards_of_zero() -> None:
     """1 of 300 responses is right: its first step may be the fourth."""
-    zero, one = EQUAL | IDLE | {"reward/mean": 0.0, "outcome/ok": 0.0}, {"reward/mean": 1 / 256, "outcome/ok": 1 / 256}
+    zero, rewarded = (
+        EQUAL | IDLE | {"reward/mean": 0.0, "outcome/ok": 0.0},
+        {"reward/mean": 1 / 256, "outcome/ok": 1 / 256},
+    )
     run = Run()
     for _ in range(20):
-        assert run.steps(3, **zero) + run.steps(1, **one) == []
+        assert run.steps(3, **zero) + run.steps(1, **rewarded) == []
 
 
 def test_a_few_failures_in_a_small_step_are_not_many() -> None:
@@ -297,11 +300,11 @@ def test_clipping_in_the_first_update_lowers_the_gradient() -> None:
 def test_a_missing_gradient_says_what_to_do(right: float, hints: list[str]) -> None:
     text = without_signal({"outcome/ok": right}, 4)
     assert all(hint in text for hint in hints)
-    said: list[str] = []
-    warnings = Warnings(0.05, 1.0, said.append, lambda *_, **__: None, prompts=8, samples=4, lr=1e-5)
+    notes: list[str] = []
+    warnings = Warnings(0.05, 1.0, notes.append, lambda *_, **__: None, prompts=8, samples=4, lr=1e-5)
     warnings.rewards_differed = right != 0.0
     for step in range(1, 101):
         warnings.check(step, SOUND | IDLE | {"outcome/ok": right, "reward/equal_groups": 0.9})
-    assert said
-    assert said[0].startswith("warning no_gradient: no gradient for 3 steps: rewards are equal in 90% of the groups")
-    assert text in said[0]
+    assert notes
+    assert notes[0].startswith("warning no_gradient: no gradient for 3 steps: rewards are equal in 90% of the groups")
+    assert text in notes[0]

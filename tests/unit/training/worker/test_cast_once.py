@@ -43,8 +43,8 @@ class Casts(TorchDispatchMode):
 
 
 def local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local()
-    return found.detach()
+    shard: torch.Tensor = tensor.to_local()
+    return shard.detach()
 
 
 def of_updates(mesh: Any, base: str, once: bool) -> tuple[list[Any], dict[str, torch.Tensor], int, int]:
@@ -55,13 +55,13 @@ def of_updates(mesh: Any, base: str, once: bool) -> tuple[list[Any], dict[str, t
     batch = batch_of(role, config)
     sums = [role.update(batch, 0, HALF)]
     model = fsdp(role).model
-    with Casts({local(one).untyped_storage().data_ptr() for one in model.parameters()}) as casts:
+    with Casts({local(parameter).untyped_storage().data_ptr() for parameter in model.parameters()}) as casts:
         sums.append(role.update(batch, 0, HALF))
-    gathered = [name for name, one in model.named_parameters() if one.dtype != torch.float32]
+    gathered = [name for name, parameter in model.named_parameters() if parameter.dtype != torch.float32]
     assert not gathered, "the optimizer steps the master weights"
     role.compute_old_log_probs(batch)
-    assert all(one.dtype == torch.float32 for one in model.parameters())
-    weights = {name: local(one).clone() for name, one in model.named_parameters()}
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    weights = {name: local(parameter).clone() for name, parameter in model.named_parameters()}
     return sums, weights, casts.count, len(batch.minibatches[0])
 
 

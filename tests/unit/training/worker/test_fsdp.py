@@ -68,23 +68,23 @@ def child(rank: int, folder: str) -> None:
         return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
 
     def update(name: str, empty: bool = False) -> dict[str, Any]:
-        before = weights()
+        weights_before = weights()
 
         def loss(_: Any, outputs: tuple[torch.Tensor]) -> Any:
-            own = LOSSES[name if rank else "sound"](outputs[0])
-            return own, {"loss": own.detach().double()}
+            rank_loss = LOSSES[name if rank else "sound"](outputs[0])
+            return rank_loss, {"loss": rank_loss.detach().double()}
 
         micro: Any = SimpleNamespace(empty=empty, packed=inputs)
         sums = update_of(backend, [micro], loss)
         gradients = [parameter.grad is not None for parameter in model.parameters()]
-        return {"sums": sums, "moved": not torch.equal(before, weights()), "gradients": any(gradients)}
+        return {"sums": sums, "moved": not torch.equal(weights_before, weights()), "gradients": any(gradients)}
 
-    found = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
-    found["empty rank"] = update("sound", empty=bool(rank))
-    found["unreduced"] = {"error": unreduced(update)}
-    found["copies"] = copies(rank)
-    found["half"] = half(rank, Path(folder))
-    torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
+    reports = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
+    reports["empty rank"] = update("sound", empty=bool(rank))
+    reports["unreduced"] = {"error": unreduced(update)}
+    reports["copies"] = copies(rank)
+    reports["half"] = half(rank, Path(folder))
+    torch.save(reports | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -123,7 +123,7 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
     loaded its state, and how far it moves the weights; and what the same model in float32 does."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    found: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     for name, (factor, loss) in HALF.items():
         for dtype in (torch.float32, torch.float16):
             torch.manual_seed(0)
@@ -133,14 +133,14 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
             fully_shard(model, mesh=mesh.mesh, mp_policy=precision)
             backend = FsdpBackend(model, RunConfig.model_validate({"train": {"max_grad_norm": 1e-3}}), mesh)
-            before = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+            flat_before = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
             own = partial(
                 lambda factor, loss, _, outputs: (factor * loss(outputs[0]), {}), factor if rank else 1.0, loss
             )
             micro: Any = SimpleNamespace(empty=False, packed=inputs)
             sums = update_of(backend, [micro], own)
-            after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+            flat_after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             scale = loaded = None
             if backend.scale is not None:
                 scale, state = backend.scale.value, backend.scale.state
@@ -148,13 +148,13 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
                 backend.scale = GradientScale()
                 backend.load_state(folder / name, "policy")
                 loaded = torch.equal(backend.scale.state, state)
-            found[f"{name}, {str(dtype).removeprefix('torch.')}"] = {
+            reports[f"{name}, {str(dtype).removeprefix('torch.')}"] = {
                 "sums": sums,
-                "moved": after - before,
+                "moved": flat_after - flat_before,
                 "scale": scale,
                 "loaded": loaded,
             }
-    return found
+    return reports
 
 
 def unreduced(update: Callable[[str], object]) -> str:
@@ -180,11 +180,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "sound"])
 def test_no_rank_steps_where_one_of_them_has_a_bad_gradient(ranks: list[dict[str, Any]], name: str) -> None:
-    for found in (rank[name] for rank in ranks):
-        assert not found["moved"]
-        assert not found["gradients"], "the bad gradient would be part of the next one"
-        assert found["sums"]["bad"] == 0.5
-        assert set(found["sums"]) == {"bad", "grad_norm"}
+    for report in (rank[name] for rank in ranks):
+        assert not report["moved"]
+        assert not report["gradients"], "the bad gradient would be part of the next one"
+        assert report["sums"]["bad"] == 0.5
+        assert set(report["sums"]) == {"bad", "grad_norm"}
     norm = sum(rank[name]["sums"]["grad_norm"] for rank in ranks)
     assert norm > BOUND if name == "exploding" else not math.isfinite(norm)
 
@@ -195,20 +195,20 @@ def test_gradients_in_float16_are_scaled_so_that_none_is_lost(
 ) -> None:
     """AdamW's first step is the sign of a gradient: lost ones would not move their weights."""
     for rank in ranks:
-        half, whole = (rank["half"][f"{name}, {dtype}"] for dtype in ("float16", "float32"))
-        assert half["sums"]["grad_norm"] == pytest.approx(whole["sums"]["grad_norm"], rel=2e-3)
-        torch.testing.assert_close(half["moved"], whole["moved"], rtol=0.02, atol=1e-4)
+        half, full = (rank["half"][f"{name}, {dtype}"] for dtype in ("float16", "float32"))
+        assert half["sums"]["grad_norm"] == pytest.approx(full["sums"]["grad_norm"], rel=2e-3)
+        torch.testing.assert_close(half["moved"], full["moved"], rtol=0.02, atol=1e-4)
         assert (half["scale"] < GradientScale.FIRST) == lowered
-        assert whole["scale"] is None
+        assert full["scale"] is None
         assert half["loaded"], "a run that resumes has the same scale"
 
 
 @pytest.mark.parametrize("name", ["too large", "NaN"])
 def test_what_no_scale_helps_against_is_a_bad_gradient(ranks: list[dict[str, Any]], name: str) -> None:
-    for found in (rank["half"][f"{name}, float16"] for rank in ranks):
-        assert found["sums"]["bad"] == 0.5
-        assert not found["moved"].any()
-        assert found["scale"] == GradientScale.FIRST, "it is not to blame"
+    for report in (rank["half"][f"{name}, float16"] for rank in ranks):
+        assert report["sums"]["bad"] == 0.5
+        assert not report["moved"].any()
+        assert report["scale"] == GradientScale.FIRST, "it is not to blame"
 
 
 def test_the_scale_rises_again() -> None:
@@ -223,19 +223,19 @@ def test_the_scale_rises_again() -> None:
 
 @pytest.mark.parametrize("name", ["sound", "sound again", "empty rank"])
 def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], name: str) -> None:
-    for rank, found in enumerate(results[name] for results in ranks):
-        assert found["moved"]
-        assert "bad" not in found["sums"]
-        assert ("loss" in found["sums"]) == (name != "empty rank" or rank == 0)
-        assert math.isfinite(found["sums"].get("loss", 0.0))
+    for rank, report in enumerate(results[name] for results in ranks):
+        assert report["moved"]
+        assert "bad" not in report["sums"]
+        assert ("loss" in report["sums"]) == (name != "empty rank" or rank == 0)
+        assert math.isfinite(report["sums"].get("loss", 0.0))
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
     assert ranks[0]["weights"].isfinite().all()
 
 
 def test_gradients_that_are_not_reduced_stop_the_run(ranks: list[dict[str, Any]]) -> None:
-    for found in ranks:
-        said = found["unreduced"]["error"]
-        assert re.match(r"gradients are not summed over the 2 workers: that of \S+weight is ", said)
+    for report in ranks:
+        message = report["unreduced"]["error"]
+        assert re.match(r"gradients are not summed over the 2 workers: that of \S+weight is ", message)
 
 
 def test_a_non_finite_number_hidden_by_a_mask_is_found() -> None:

@@ -52,17 +52,17 @@ def collected() -> RolloutBatch:
         prompt = np.array([1, 2, 3 + group], np.int32)
         tokens, log_probs = random.integers(9, 50, length, dtype=np.int32), -random.random(length, dtype=np.float32)
         verdict = Verdict(float(random.random() < 0.5), Outcome.OK)
-        whole = Trajectory.single(prompt, tokens, log_probs)
-        row, signed = builder.add(whole), signature(tokens_digest(whole), verdict.score)
+        trajectory = Trajectory.single(prompt, tokens, log_probs)
+        row, signed = builder.add(trajectory), signature(tokens_digest(trajectory), verdict.score)
         samples.append(
             Sample(group, index % GROUP, 0, row, 3, length, "stop", verdict, 1, seed=index + 1, signature=signed)
         )
     return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
-def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
-    plan = plan_step(chosen, CONFIG, ranks)
-    step = build_train_rows(plan, chosen, 0)
+def batches(selected: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
+    plan = plan_step(selected, CONFIG, ranks)
+    step = build_train_rows(plan, selected, 0)
     return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
@@ -75,13 +75,13 @@ def test_a_sound_batch_passes() -> None:
 
 
 def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
-    whole = collected()
-    cut_off = replace(whole, samples=replace(whole.samples, truncated=whole.samples.score > 0))
+    samples = collected()
+    cut_off = replace(samples, samples=replace(samples.samples, truncated=samples.samples.score > 0))
     config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"truncated": "zero_reward"})})
-    chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
-    assert not chosen.columns.rewards.any()
-    plan = plan_step(replace(chosen, active=None), CONFIG, 1)
-    TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
+    selected = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
+    assert not selected.columns.rewards.any()
+    plan = plan_step(replace(selected, active=None), CONFIG, 1)
+    TrainBatch(plan.of_rank(0), build_train_rows(plan, selected, 0), CPU)
 
 
 def _other_scores(batch: RolloutBatch) -> RolloutBatch:
@@ -118,20 +118,22 @@ def test_a_mask_that_begins_with_the_prompts_end_stops_the_run(monkeypatch: pyte
     row = SampleShard.row
 
     def early(shard: SampleShard, index: int) -> Trajectory:
-        found = row(shard, index)
-        at = found.prompt_tokens - 1
-        spans = tuple(replace(span, **{"end" if span.speaker == "prompt" else "start": at}) for span in found.spans)
-        return replace(found, spans=spans, log_probs=np.concatenate([[np.float32(0)], found.log_probs]))
+        trajectory = row(shard, index)
+        at = trajectory.prompt_tokens - 1
+        spans = tuple(
+            replace(span, **{"end" if span.speaker == "prompt" else "start": at}) for span in trajectory.spans
+        )
+        return replace(trajectory, spans=spans, log_probs=np.concatenate([[np.float32(0)], trajectory.log_probs]))
 
     monkeypatch.setattr(SampleShard, "row", early)
     with pytest.raises(RunFailed, match="other tokens"):
         batches(chosen_of(collected()))
 
 
-def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
+def sums_of(selected: SelectedSamples, ranks: int = 2) -> dict[str, float]:
     """What the updates of all ranks report of a sound batch."""
     total = {"tokens": 0.0, "check_rows": 0.0, "check_advantages": 0.0, "check_denominator": 0.0, "grad_norm": 1.0}
-    for batch in batches(chosen, ranks):
+    for batch in batches(selected, ranks):
         total["check_denominator"] += batch.minibatch_counts[0].tokens / ranks
         for micro in batch:
             signatures = batch.columns.signatures[micro.samples]
@@ -145,9 +147,9 @@ def sums_of(chosen: SelectedSamples, ranks: int = 2) -> dict[str, float]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
-    chosen = chosen_of(collected())
-    Invariants().check_update(plan_step(chosen, CONFIG, ranks), chosen, 0, sums_of(chosen, ranks))
-    Invariants().check_update(plan_step(chosen, CONFIG, ranks), chosen, 0, {"bad": 1.0, "grad_norm": 1.0})
+    selected = chosen_of(collected())
+    Invariants().check_update(plan_step(selected, CONFIG, ranks), selected, 0, sums_of(selected, ranks))
+    Invariants().check_update(plan_step(selected, CONFIG, ranks), selected, 0, {"bad": 1.0, "grad_norm": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -161,20 +163,20 @@ def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
     ],
 )
 def test_an_update_that_was_not_planned_so_stops_the_run(name: str, message: str) -> None:
-    chosen = chosen_of(collected())
-    plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
+    selected = chosen_of(collected())
+    plan, sums = plan_step(selected, CONFIG, 2), sums_of(selected)
     wrong = 0.0 if name == "check_moved" else sums[name] * 1.1
     with pytest.raises(RunFailed, match=message):
-        Invariants().check_update(plan, chosen, 0, sums | {name: wrong})
+        Invariants().check_update(plan, selected, 0, sums | {name: wrong})
 
 
 def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
-    chosen = chosen_of(collected())
-    plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
-    kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
-    Invariants().check_update(plan, chosen, 0, kept)
+    selected = chosen_of(collected())
+    plan, sums = plan_step(selected, CONFIG, 2), sums_of(selected)
+    corrected_sums = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
+    Invariants().check_update(plan, selected, 0, corrected_sums)
     with pytest.raises(RunFailed, match="response tokens forwarded"):
-        Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
+        Invariants().check_update(plan, selected, 0, corrected_sums | {"mismatch_tokens": sums["tokens"] - 1})
 
 
 def test_seeds_that_repeat_stop_the_run() -> None:
@@ -236,22 +238,22 @@ def test_the_loss_gradient_along_the_advantages_is_the_expected_one(world: int) 
                 sequence=torch.tensor([0, 0, 1]),
                 lengths=lengths,
             )
-            whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
+            denominators = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
             watch = partial(watch_grad_dot_advantage, advantages=advantages.double(), total=total, world=world)
-            (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
-            expected += float(algorithm.grad_dot_advantage(inputs, whole))
+            (algorithm.objective(inputs, denominators, on_policy_input=watch).loss * world).backward()
+            expected += float(algorithm.grad_dot_advantage(inputs, denominators))
         assert float(total) == pytest.approx(expected)
         uncorrected = inputs.replace(rollout_log_probs=None)
-        assert float(algorithm.grad_dot_advantage(inputs, whole)) == pytest.approx(
-            2 * float(algorithm.grad_dot_advantage(uncorrected, whole))
+        assert float(algorithm.grad_dot_advantage(inputs, denominators)) == pytest.approx(
+            2 * float(algorithm.grad_dot_advantage(uncorrected, denominators))
         )
     assert not is_weighted_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
     assert not is_weighted_by_advantage(build_algorithm(correction="bypass"))
     assert not is_weighted_by_advantage(build_algorithm(loss="gmpo"))  # which weighs whole responses
 
 
-@pytest.mark.parametrize("kept", [None, [True, False, True]])
-def test_other_terms_of_the_loss_are_no_part_of_that_gradient(kept: list[bool] | None) -> None:
+@pytest.mark.parametrize("token_mask", [None, [True, False, True]])
+def test_other_terms_of_the_loss_are_no_part_of_that_gradient(token_mask: list[bool] | None) -> None:
     """KL and NLL have gradients too: where advantages are small, larger ones."""
     from rlcli.algorithms.aggregation import Denominators
     from rlcli.algorithms.inputs import LossInputs
@@ -265,13 +267,13 @@ def test_other_terms_of_the_loss_are_no_part_of_that_gradient(kept: list[bool] |
         sequence=torch.tensor([0, 0, 1]),
         lengths=torch.tensor([2, 1]),
         right=torch.tensor([True, False]),
-        kept=None if kept is None else torch.tensor(kept),
+        kept=None if token_mask is None else torch.tensor(token_mask),
     )
-    whole, total = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
-    own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
-    watch = partial(watch_grad_dot_advantage, advantages=own, total=total, world=1)
-    algorithm.objective(inputs, whole, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
-    assert float(total) == pytest.approx(float(algorithm.grad_dot_advantage(inputs, whole)))
+    denominators, total = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
+    kept_advantages = (advantages if token_mask is None else advantages[torch.tensor(token_mask)]).double()
+    watch = partial(watch_grad_dot_advantage, advantages=kept_advantages, total=total, world=1)
+    algorithm.objective(inputs, denominators, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
+    assert float(total) == pytest.approx(float(algorithm.grad_dot_advantage(inputs, denominators)))
     assert log_probs.grad is not None
     assert abs(log_probs.grad[0]) > 0.1  # the other terms are there
 
@@ -303,9 +305,9 @@ def test_a_step_too_small_to_show_is_no_fault(lr: float, gradient: float, watche
     model.weight.grad = torch.randn(64, 64) * gradient
     check.before(lr)
     optimizer.step()
-    found = {name: float(value) for name, value in check.after().items()}
-    assert (found["check_watched"] >= MIN_WATCHED) == watched
-    assert found["check_moved"] == found["check_watched"] or not watched
+    sums = {name: float(value) for name, value in check.after().items()}
+    assert (sums["check_watched"] >= MIN_WATCHED) == watched
+    assert sums["check_moved"] == sums["check_watched"] or not watched
 
 
 def test_a_head_over_the_vocabulary_is_not_what_is_watched() -> None:

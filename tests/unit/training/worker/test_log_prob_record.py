@@ -16,12 +16,12 @@ from rlcli.training.worker.train_batch import TokenColumns
 IDS = np.arange(100, 120, dtype=np.int32)
 
 
-def trajectory(prompt: int, *drawn: tuple[int, int | None]) -> Trajectory:
+def trajectory(prompt: int, *turns: tuple[int, int | None]) -> Trajectory:
     """drawn: tokens and their version."""
-    found = Trajectory.of_prompt(IDS[:prompt])
-    for count, version in drawn:
-        found = found.extended("policy", IDS[:count], np.full(count, -1.0, np.float32), version, "stop")
-    return found
+    result = Trajectory.of_prompt(IDS[:prompt])
+    for count, version in turns:
+        result = result.extended("policy", IDS[:count], np.full(count, -1.0, np.float32), version, "stop")
+    return result
 
 
 def micro_of(*rows: Trajectory) -> Any:
@@ -29,10 +29,10 @@ def micro_of(*rows: Trajectory) -> Any:
     return SimpleNamespace(empty=False, rows=rows, tokens=TokenColumns(rollout_log_probs=engine))
 
 
-def assert_equal(one: Comparison, other: Comparison) -> None:
-    np.testing.assert_array_equal(one.moments.sums, other.moments.sums)
-    np.testing.assert_array_equal(one.moments.products, other.moments.products)
-    assert (one.worst_sample, one.largest) == (other.worst_sample, other.largest)
+def assert_equal(actual: Comparison, other: Comparison) -> None:
+    np.testing.assert_array_equal(actual.moments.sums, other.moments.sums)
+    np.testing.assert_array_equal(actual.moments.products, other.moments.products)
+    assert (actual.worst_sample, actual.largest) == (other.worst_sample, other.largest)
 
 
 def test_only_tokens_of_the_current_weights_are_compared() -> None:
@@ -78,9 +78,9 @@ def test_recent_samples_are_whole_branches_of_about_so_many_tokens() -> None:
     record, rows = LogProbRecord(), [trajectory(2, (3, 1)) for _ in range(5)]
     record.remember([trajectory(4), *rows])
     assert [(len(tokens), prompt) for tokens, prompt in record.recent(7)] == [(5, 2)] * 3
-    both = Trajectory.joined([trajectory(2, (3, 1)), trajectory(1, (6, 1))])
-    record.remember([both])
+    joined = Trajectory.joined([trajectory(2, (3, 1)), trajectory(1, (6, 1))])
+    record.remember([joined])
     ((tokens, prompt),) = record.recent(100)
-    assert (tokens.tolist(), prompt) == (both.branch.tolist(), 1)
+    assert (tokens.tolist(), prompt) == (joined.branch.tolist(), 1)
     record.remember([])
     assert record.recent(100) == [], "none of an earlier step"

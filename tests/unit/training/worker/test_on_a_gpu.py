@@ -75,13 +75,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def configured(path: str, tokens: int, **sections: dict[str, Any]) -> RunConfig:
-    given: dict[str, dict[str, Any]] = {
+    defaults: dict[str, dict[str, Any]] = {
         "model": {"path": path},
         "data": {"max_prompt_tokens": PROMPT_TOKENS},
         "rollout": {"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "max_response_tokens": 9},
         "train": {"tokens_per_microbatch": tokens},
     }
-    return RunConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
+    return RunConfig.model_validate(
+        {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
+    )
 
 
 def collected() -> RolloutBatch:
@@ -90,11 +92,11 @@ def collected() -> RolloutBatch:
     for index in range(PROMPTS * SAMPLES):
         prompt, length = index // SAMPLES, 3 + index % 5
         tokens = random.integers(0, VOCABULARY, length, dtype=np.int32)
-        asked = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
-        whole = Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32))
-        row, right = builder.add(whole), index % 2 == 0
+        prompt_ids = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
+        trajectory = Trajectory.single(prompt_ids, tokens, np.full(length, -4.6, np.float32))
+        row, right = builder.add(trajectory), index % 2 == 0
         verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
-        signed = signature(tokens_digest(whole), verdict.score)
+        signed = signature(tokens_digest(trajectory), verdict.score)
         samples.append(
             Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1, signature=signed)
         )
@@ -106,9 +108,9 @@ def role_of(config: RunConfig, device: torch.device) -> PolicyRole:
 
 
 def batch_of(role: PolicyRole, config: RunConfig, dtype: torch.dtype = torch.float32) -> TrainBatch:
-    chosen = select_batch(collected(), role.algorithm, config, seed=0)
-    plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), role.device, dtype=dtype)
+    selected = select_batch(collected(), role.algorithm, config, seed=0)
+    plan = plan_step(selected, config, 1)
+    return TrainBatch(plan.of_rank(0), build_train_rows(plan, selected, 0), role.device, dtype=dtype)
 
 
 def filled(role: PolicyRole, batch: TrainBatch) -> None:
@@ -134,51 +136,55 @@ def filled(role: PolicyRole, batch: TrainBatch) -> None:
 
 def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The sums of an update, and its gradients."""
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     assert isinstance(role.policy, FsdpBackend)
     model = role.policy.model
 
     def keep(*_: Any) -> None:
-        found.update((name, one.grad.cpu()) for name, one in model.named_parameters() if one.grad is not None)
+        gradients.update(
+            (name, parameter.grad.cpu()) for name, parameter in model.named_parameters() if parameter.grad is not None
+        )
 
     hook = role.policy.optimizer.register_step_pre_hook(keep)
     sums = role.update(batch, 0, STEP)
     hook.remove()
-    return sums, found
+    return sums, gradients
 
 
 def waits_of(path: str, dtype: torch.dtype, **sections: dict[str, Any]) -> Waits:
-    config, found = configured(path, SMALL, **sections), Waits()
+    config, waits = configured(path, SMALL, **sections), Waits()
     with PretendGpu() as gpu:
         with gpu.loading():
             role = role_of(config, DEVICE)
-        with gpu.recorded() as found["load"]:
+        with gpu.recorded() as waits["load"]:
             batch = batch_of(role, config, dtype)
         assert len(batch.minibatches[0]) > 3
-        with gpu.recorded() as found["fill"]:
+        with gpu.recorded() as waits["fill"]:
             filled(role, batch)
-        with gpu.recorded() as found["update"]:
+        with gpu.recorded() as waits["update"]:
             sums = role.update(batch, 0, STEP)
         assert "bad" not in sums
-        with gpu.recorded() as found["export"]:
+        with gpu.recorded() as waits["export"]:
             assert all(weight.device == DEVICE for _, weight in role.policy.stream_weights())
-    return found
+    return waits
 
 
 def shown(waits: Sequence[Wait]) -> str:
     counts = Counter(waits)
-    return "\n".join(f"{count} x {one.kind} {one.operation} {one.where}" for one, count in counts.most_common())
+    return "\n".join(f"{count} x {wait.kind} {wait.operation} {wait.where}" for wait, count in counts.most_common())
 
 
 def in_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models have parameters in bfloat16, and no FSDP2, whose streams need a GPU: attention has its kernel."""
-    made = loading._without_weights
-    monkeypatch.setattr(loading, "_without_weights", lambda kind, config, dtype: made(kind, config, torch.bfloat16))
+    without_weights = loading._without_weights
+    monkeypatch.setattr(
+        loading, "_without_weights", lambda kind, config, dtype: without_weights(kind, config, torch.bfloat16)
+    )
 
 
-def assert_few(waits: Waits, most: dict[str, int]) -> None:
-    for name, found in waits.items():
-        assert len(found) <= most.get(name, 0), f"{name}:\n{shown(found)}"
+def assert_few(waits: Waits, limits: dict[str, int]) -> None:
+    for name, recorded in waits.items():
+        assert len(recorded) <= limits.get(name, 0), f"{name}:\n{shown(recorded)}"
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
@@ -195,12 +201,12 @@ def test_an_update_on_a_gpu_gives_what_it_gives_on_the_cpu(mesh: Any, folders: d
             batch = batch_of(role, config)
         filled(role, batch)
         with gpu.recorded() as waits["update"]:
-            sums, found = updated(role, batch)
+            sums, gpu_gradients = updated(role, batch)
     assert sums == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert found.keys() == gradients.keys()
-    for name, gradient in found.items():
+    assert gpu_gradients.keys() == gradients.keys()
+    for name, gradient in gpu_gradients.items():
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-3, atol=1e-5, msg=name)
-    waits["update"] = [one for one in waits["update"] if not one.where.startswith("tests/")]
+    waits["update"] = [wait for wait in waits["update"] if not wait.where.startswith("tests/")]
     assert_few(waits, {"load": A_LOAD, "update": A_MIXTURES_UPDATE if kind in MIXTURES else AN_UPDATE})
 
 

@@ -35,13 +35,15 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configured(path: str, **sections: dict[str, Any]) -> RunConfig:
-    given: dict[str, dict[str, Any]] = {
+    defaults: dict[str, dict[str, Any]] = {
         "model": {"path": path},
         "data": {"max_prompt_tokens": PROMPT_TOKENS},
         "rollout": {"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "max_response_tokens": 9},
         "train": {"tokens_per_microbatch": 64},
     }
-    return RunConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
+    return RunConfig.model_validate(
+        {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
+    )
 
 
 def collected() -> RolloutBatch:
@@ -50,8 +52,8 @@ def collected() -> RolloutBatch:
     for index in range(PROMPTS * SAMPLES):
         prompt, length = index // SAMPLES, 3 + index % 5
         tokens = random.integers(0, VOCABULARY, length, dtype=np.int32)
-        asked = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
-        row = builder.add(Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32)))
+        prompt_ids = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
+        row = builder.add(Trajectory.single(prompt_ids, tokens, np.full(length, -4.6, np.float32)))
         right = prompt == 0 or index % 2 == 0
         verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
@@ -68,31 +70,33 @@ def fsdp(role: PolicyRole) -> FsdpBackend:
 
 
 def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -> TrainBatch:
-    chosen = select_batch(collected(), role.algorithm, config, seed=0)
+    selected = select_batch(collected(), role.algorithm, config, seed=0)
     if all_active:
-        object.__setattr__(chosen, "active", None)
-    plan = plan_step(chosen, config, 1)
-    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
+        object.__setattr__(selected, "active", None)
+    plan = plan_step(selected, config, 1)
+    batch = TrainBatch(plan.of_rank(0), build_train_rows(plan, selected, 0), CPU)
     fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
     return batch
 
 
 def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The sums of an update, and its gradients. (AdamW divides them by their own size, rounding errors included.)"""
-    found: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
 
     def keep(*_: Any) -> None:
-        found.update((name, p.grad.clone()) for name, p in fsdp(role).model.named_parameters() if p.grad is not None)
+        gradients.update(
+            (name, p.grad.clone()) for name, p in fsdp(role).model.named_parameters() if p.grad is not None
+        )
 
     hook = fsdp(role).optimizer.register_step_pre_hook(keep)
     sums = role.update(batch, 0, HALF)
     hook.remove()
-    return sums, found
+    return sums, gradients
 
 
-def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
+def assert_alike(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
@@ -102,17 +106,17 @@ def weights(role: PolicyRole) -> dict[str, torch.Tensor]:
 
 def test_samples_without_advantage_are_not_forwarded_but_counted(mesh: Any, base: str) -> None:
     config = configured(base)
-    found = []
+    results = []
     for all_active in (False, True):
         role = role_of(config, mesh)
         batch = batch_of(role, config, all_active=all_active)
-        found.append((*updated(role, batch), batch))
-    (skipped, after, few), (whole, reference, every) = found
-    assert skipped["tokens"] < whole["tokens"]
+        results.append((*updated(role, batch), batch))
+    (skipped, sparse_gradients, few), (all_sums, reference, every) = results
+    assert skipped["tokens"] < all_sums["tokens"]
     assert sum(len(micro.samples) for micro in few) == 2 * SAMPLES
-    assert few.minibatch_counts[0].tokens == every.minibatch_counts[0].tokens == whole["tokens"]
-    assert skipped["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
-    assert_alike(after, reference)
+    assert few.minibatch_counts[0].tokens == every.minibatch_counts[0].tokens == all_sums["tokens"]
+    assert skipped["grad_norm"] == pytest.approx(all_sums["grad_norm"], rel=1e-5)
+    assert_alike(sparse_gradients, reference)
 
 
 def test_logits_are_made_of_response_tokens_alone(mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +141,17 @@ def test_old_log_probs_of_a_single_update_are_its_own(mesh: Any, base: str) -> N
     """A forward pass beforehand, as several updates need, would change nothing."""
     for correction in ("token_tis", "sequence_tis", "none"):
         config = configured(base, algorithm={"correction": correction})
-        found = []
+        results = []
         for beforehand in (False, True):
             role = role_of(config, mesh)
             assert not role.algorithm.needs_old_log_probs(1)
             batch = batch_of(role, config)
             if beforehand:
                 role.compute_old_log_probs(batch)
-            found.append(updated(role, batch))
-        (own, after), (given, expected) = found
-        assert own == pytest.approx(given, rel=1e-5, abs=1e-6)
-        assert_alike(after, expected)
+            results.append(updated(role, batch))
+        (computed_sums, gradients), (defaults, expected) = results
+        assert computed_sums == pytest.approx(defaults, rel=1e-5, abs=1e-6)
+        assert_alike(gradients, expected)
 
 
 @pytest.mark.parametrize(("kl", "rank", "copies"), [(0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)])
@@ -238,9 +242,9 @@ class Together:
 
 def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
     """The whole batch after its rejections were made on so many ranks."""
-    chosen = select_batch(collected(), role.algorithm, config, seed=0)
-    plan = plan_step(chosen, config, ranks)
-    step = build_train_rows(plan, chosen, 0)
+    selected = select_batch(collected(), role.algorithm, config, seed=0)
+    plan = plan_step(selected, config, ranks)
+    step = build_train_rows(plan, selected, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         role.compute_old_log_probs(batch)
