@@ -11,7 +11,7 @@ _PLACES = {
     "Verdict": "rlcli.types",
     "VerifyRequest": "rlcli.types",
 }
-"""Where each name for users is; `__init__.pyi` has their types. They are imported when they are used, so that neither
+"""Module of each name for users; `__init__.pyi` has their types. They are imported when they are used, so that neither
 `import rlcli` nor the command line waits for them."""
 
 __all__ = ["Outcome", "RlcliError", "Run", "Verdict", "VerifyRequest", "__version__", "evaluate", "train"]

@@ -69,7 +69,7 @@ class Columns:
         return {name: value for name, value in vars(cls).items() if isinstance(value, Column)}
 
     def has(self, name: str) -> bool:
-        """Whether the column is present."""
+        """True if the column is present."""
         assert name in self.columns(), f"{type(self).__name__} has no {name}"
         return name in self.__dict__
 

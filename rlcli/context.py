@@ -34,7 +34,7 @@ class RunFacts:
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
     """Tokens that end a response: id → text."""
     thinking: bool = False
-    """Whether prompts end within an open <think>."""
+    """True if prompts end within an open <think>."""
     day: date | None = None
     """The date that the chat template uses as today; None if it uses none."""
     image_rule: ImageRule | None = None
@@ -57,17 +57,17 @@ class RunContext:
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training run, not an evaluation."""
+        """True if it is a training run, not an evaluation."""
         return "policy" in self.facts.roles
 
     @property
     def engine_alone(self) -> bool:
-        """Whether engines have separate workers, in which nothing trains."""
+        """True if engines have separate workers, in which nothing trains."""
         return not self.trains or bool(self.config.rollout.workers)
 
     @property
     def separate_adapter(self) -> bool:
-        """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
+        """True if the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
 
         In float32 the merge is exact, and the engine, without the adapter's kernels, several times as fast. In bfloat16
         it would round most of a small adapter away. An adapter to be evaluated comes as a folder."""
@@ -75,5 +75,5 @@ class RunContext:
 
     @property
     def keeps(self) -> bool:
-        """Whether responses stay in the engine, with their keys and values, while its weights change."""
+        """True if responses stay in the engine, with their keys and values, while its weights change."""
         return self.config.in_flight and self.config.async_.on_update == "keep"

@@ -84,7 +84,7 @@ class Registry(Generic[T]):
         return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else "local"
 
     def target(self, name: str) -> str:
-        """Where `name` is defined, as `"module:attribute"`. Loads nothing. Raises `UnknownName`."""
+        """Location of the definition of `name`, as `"module:attribute"`. Loads nothing. Raises `UnknownName`."""
         if name in self._added:
             added = self._added[name]
             return added if isinstance(added, str) else f"{added.__module__}:{getattr(added, '__qualname__', name)}"

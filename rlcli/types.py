@@ -97,7 +97,7 @@ def image_digest(image: bytes) -> str:
 
 
 class Outcome(StrEnum):
-    """How a verification ended.
+    """Outcome of a verification.
 
     Outcomes in `UNVERIFIED` say nothing about the response: such samples are not part of a loss or of a group's
     statistics. If a verifier raises or its process ends, that is reported after a second try in a fresh process.
@@ -130,7 +130,7 @@ LOGGED = "log/"
 
 
 def is_reward(part: str) -> bool:
-    """Whether a part of a verdict, by its name, is part of a reward.
+    """True if a part of a verdict, by its name, is part of a reward.
 
     >>> is_reward("format"), is_reward("usage/calls"), is_reward("log/length")
     (True, False, False)
@@ -158,7 +158,7 @@ class VerifyRequest:
     """Why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty if
     unknown."""
     thinking: bool = False
-    """Whether the prompt ends within a <think> that its chat template opened."""
+    """True if the prompt ends within a <think> that its chat template opened."""
     conversation: Sequence[Mapping[str, Any]] = ()
     """All messages of a conversation, the prompt's included; empty for a single response."""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Verdict:
     score: float
     """The reward, usually 0 or 1."""
     outcome: Outcome
-    """How the verification ended."""
+    """Outcome of the verification."""
     answer: str | None = None
     """The answer that it read, as text."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -407,7 +407,7 @@ class Converter:
     summary: str
     """One line for `rlcli prep list`."""
     source: str
-    """Where the rows come from: a hub id, or "generated"."""
+    """Origin of the rows: a hub id, or "generated"."""
     verifier: str
     """Verifier that scores responses to the rows."""
     read: Callable[[ConvertOptions], Mapping[str, Iterable[RawRow]]]

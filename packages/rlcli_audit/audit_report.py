@@ -84,7 +84,7 @@ class Report:
     seed: int
     """Seed of the choice of probes."""
     strict: bool
-    """Whether warnings fail the audit."""
+    """True if warnings fail the audit."""
     rows: int
     """Audited rows."""
     rows_in_file: int

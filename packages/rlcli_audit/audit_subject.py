@@ -38,13 +38,13 @@ class Subject:
     gold: Gold | None
     """Writes the gold response of the first term; None if it has none."""
     has_options: bool
-    """Whether the first term has options, which its gold does not receive."""
+    """True if the first term has options, which its gold does not receive."""
     composed: bool
-    """Whether scores are added, so that 1 is not the full score."""
+    """True if scores are added, so that 1 is not the full score."""
 
     @property
     def full_score(self) -> bool:
-        """Whether a right answer scores 1, which is false for sums and penalties."""
+        """True if a right answer scores 1, which is false for sums and penalties."""
         return not self.composed and self.kind != "length"
 
 

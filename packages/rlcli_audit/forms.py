@@ -61,7 +61,7 @@ def choose_form(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify)
 
 
 def accepted(verdict: Verdict, subject: Subject) -> bool:
-    """Whether a verdict means that the answer is right: OK, and with a score of 1 if 1 is the full score."""
+    """True if a verdict means that the answer is right: OK, and with a score of 1 if 1 is the full score."""
     return verdict.outcome is Outcome.OK and (verdict.score >= 1.0 or not subject.full_score)
 
 

@@ -70,7 +70,7 @@ class Kind:
     name: str
     """Name of the kind."""
     expected: bool
-    """Whether these responses are right."""
+    """True if these responses are right."""
     tried: int = 0
     """Number of responses."""
     as_expected: int = 0
@@ -111,7 +111,7 @@ class JudgeReport:
     kinds: dict[str, Kind]
     """Kinds of responses by name, in the order of the audit."""
     usage: dict[str, float] = field(default_factory=dict)
-    """What the judge has used, as in a run's metrics."""
+    """Tokens and requests that the judge has used, as in a run's metrics."""
     seconds: float = 0.0
     """Duration of the audit."""
 
@@ -170,7 +170,7 @@ class JudgeReport:
 
 
 def is_judge(composition: Composition, options: Options) -> bool:
-    """Whether an expression is a single judge. Code in a file is loaded in a scoring process for this check."""
+    """True if an expression is a single judge. Code in a file is loaded in a scoring process for this check."""
     ref, name = composition.terms[0].ref, str(composition)
     if composition.is_sum or ref == AUTO:
         return False

@@ -25,7 +25,7 @@ class Group(StrEnum):
 
     @property
     def accepted(self) -> bool:
-        """Whether a verifier must accept it."""
+        """True if a verifier must accept it."""
         return self in (Group.GOLD, Group.EQUIVALENT)
 
     @property
@@ -35,7 +35,7 @@ class Group(StrEnum):
 
     @property
     def grave(self) -> bool:
-        """Whether one unexpected verdict fails the audit; the other groups warn, unless the audit is strict."""
+        """True if one unexpected verdict fails the audit; the other groups warn, unless the audit is strict."""
         return self in (Group.GOLD, Group.NEAR_MISS, Group.EXPLOIT)
 
 

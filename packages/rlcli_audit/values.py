@@ -41,7 +41,7 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
 
 
 def differ(value: Fraction, other: Fraction) -> bool:
-    """Whether the values differ in every reading: a verifier may read a percentage as its hundredth."""
+    """True if the values differ in every reading: a verifier may read a percentage as its hundredth."""
     return other not in (value, value * 100, value / 100)
 
 

@@ -68,7 +68,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Pass:
-    """How a forward and backward pass runs."""
+    """Settings of a forward and backward pass."""
 
     bytes_each: int
     """Bytes of a number in compute dtype."""

@@ -150,7 +150,7 @@ def full_responses(setting: Setting) -> float:
 
 
 def holds_longest(setting: Setting) -> bool:
-    """Whether the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
+    """True if the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
     return kv_cache(setting) >= sample_bytes(setting, setting.max_length)
 
 

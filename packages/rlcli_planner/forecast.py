@@ -58,7 +58,7 @@ class Forecast:
     budget: float
     """Bytes that a worker may use."""
     fits: bool
-    """Whether the run fits whatever the lengths of its responses are."""
+    """True if the run fits whatever the lengths of its responses are."""
     largest: Keys
     """Key → the largest value that fits; empty if none does."""
     seconds: list[PhaseTime]

@@ -87,7 +87,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What `rlcli model check` prints of a model that can be trained."""
+    """Output of `rlcli model check` of a model that can be trained."""
 
     path: str
     """The folder or hub id, as given."""
@@ -110,7 +110,7 @@ class ModelReport:
     memory: Memory
     """Memory of weights, training and the engine."""
     notes: tuple[str, ...]
-    """What could not be checked, and what happens to the weights."""
+    """Parts that could not be checked, and what happens to the weights."""
     supported: bool = True
     """In `--json`: a model that is refused has false."""
 

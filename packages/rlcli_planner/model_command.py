@@ -62,7 +62,7 @@ def check(
 
 
 def rows(report: ModelReport) -> list[tuple[str, str]]:
-    """What is printed, line by line."""
+    """Output, line by line."""
     size, memory = f"{report.parameters / 1e9:.2f}B parameters", report.memory
     if report.active != report.parameters:
         size += f", {report.active / 1e9:.2f}B of them active"

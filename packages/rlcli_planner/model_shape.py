@@ -34,7 +34,7 @@ class Linear:
     outputs: int
     """Output features."""
     bias: bool = False
-    """Whether it has a bias."""
+    """True if it has a bias."""
 
     @property
     def parameters(self) -> int:
@@ -139,7 +139,7 @@ class ModelShape:
     positions: int
     """Maximum sequence length."""
     tied: bool
-    """Whether the output layer shares the embedding."""
+    """True if the output layer shares the embedding."""
     head_norm: str
     """Norm of queries and keys: `none`; `head`, one of a head's width, as in Qwen3; `all`, one over all heads, as
     in OLMo 2."""
@@ -168,7 +168,7 @@ class ModelShape:
     rotated: int = 0
     """Width of the cosines and sines of a position."""
     shared_gate: bool = False
-    """Whether the shared experts' output is multiplied by a gate of one number."""
+    """True if the shared experts' output is multiplied by a gate of one number."""
     latent: Latent | None = None
     """Widths of latent attention, if it has that."""
 
@@ -334,7 +334,7 @@ class ModelShape:
         return [linear for linear in self.linears if "all-linear" in names or linear.name in names]
 
     def adapts_experts(self, targets: str) -> bool:
-        """Whether `lora.targets` names the experts."""
+        """True if `lora.targets` names the experts."""
         return self.experts > 0 and "experts" in _split(targets)
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:

@@ -113,12 +113,12 @@ class Setting:
 
     @property
     def separate_adapter(self) -> bool:
-        """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
+        """True if the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4
 
     @property
     def keeps_weights_in_sleep(self) -> bool:
-        """Whether the engine's weights are in host memory while it sleeps (`sleep_level` of
+        """True if the engine's weights are in host memory while it sleeps (`sleep_level` of
         `rlcli.rollout.vllm.vllm_engine`)."""
         moves = self.config.rollout.sleep in ("auto", "all")
         return moves and (self.separate_adapter or self.policy.vision_encoder is not None)
@@ -135,7 +135,7 @@ class Setting:
 
     @property
     def dtype(self) -> str:
-        """Of computation."""
+        """Dtype of computation."""
         wanted = self.config.model.dtype
         if wanted == "auto":
             return "float32" if self.device.is_cpu else "bfloat16"
@@ -162,12 +162,12 @@ class Setting:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 wraps the trained model: one rank in float32 has nothing to gather, cast or reduce."""
+        """True if FSDP2 wraps the trained model: one rank in float32 has nothing to gather, cast or reduce."""
         return self.ranks > 1 or self.bytes_each < FLOAT
 
     @property
     def hosts_engine(self) -> bool:
-        """Whether the workers that train also host an engine."""
+        """True if the workers that train also host an engine."""
         return self.has_engine and not self.config.rollout.workers
 
     @property
@@ -190,7 +190,7 @@ class Setting:
 
     @property
     def reference_copy(self) -> bool:
-        """Whether a second, frozen copy of the model is held: with LoRA the policy without its adapter is used."""
+        """True if a second, frozen copy of the model is held: with LoRA the policy without its adapter is used."""
         return self.algorithm.needs_reference and not self.config.lora.rank
 
     @property
@@ -248,7 +248,7 @@ class Setting:
 
     @property
     def accumulates(self) -> bool:
-        """Whether a minibatch has several micro-batches, whose gradients accumulate."""
+        """True if a minibatch has several micro-batches, whose gradients accumulate."""
         return (
             self.pack.attention_tokens < self.samples / self.config.train.minibatches / self.ranks * self.sample_tokens
         )

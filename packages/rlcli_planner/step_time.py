@@ -35,7 +35,7 @@ DECODING_OPERATIONS, STEP_OPERATIONS = 20, 150
 STEP_PYTHON, REQUEST_PYTHON = 20.0, 0.5
 """Python time of an engine for each decoding step, and for each request in it, in units of `Rates.python_s`."""
 SYNC_COPIES = 100
-"""How many times as long as copying the weights a sync with its checks takes."""
+"""Duration of a sync with its checks, in copies of the weights."""
 
 
 @dataclass(frozen=True)

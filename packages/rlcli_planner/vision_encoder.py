@@ -75,7 +75,7 @@ class Blocks:
     weights: int
     """Weights of one block that each position is multiplied with."""
     saved: SavedBytes
-    """What autograd saves of a position in one block, all of whose weights train."""
+    """Bytes that autograd saves of a position in one block, all of whose weights train."""
     working: tuple[SavedBytes, ...]
     """Candidates for the peak of a position in one block without a gradient."""
 
@@ -87,11 +87,11 @@ class Projectors:
     weights: float
     """Weights that a patch is multiplied with."""
     trained: SavedBytes
-    """What is saved if encoder and projectors train."""
+    """Bytes that are saved if encoder and projectors train."""
     trained_alone: SavedBytes
-    """What is saved if only the projectors train."""
+    """Bytes that are saved if only the projectors train."""
     frozen: SavedBytes
-    """What is saved if only the encoder trains."""
+    """Bytes that are saved if only the encoder trains."""
 
     def saved(self, frozen: Collection[str]) -> SavedBytes:
         if set(frozen) >= PARTS:
@@ -114,7 +114,7 @@ class VisionEncoder:
     unit: int
     """Patches of a token."""
     ends: SavedBytes
-    """What is saved of a patch outside the blocks if they train."""
+    """Bytes that are saved of a patch outside the blocks if they train."""
     positions: float = 1.0
     """Positions per patch: more than one if tiles have class tokens."""
     encoder: int = 0
@@ -173,7 +173,7 @@ def _layer_norm(width: int) -> SavedBytes:
 
 
 def _rms_norm(width: int) -> SavedBytes:
-    """What an RMSNorm with a trained weight saves."""
+    """Bytes that an RMSNorm with a trained weight saves."""
     return SavedBytes(width, FLOAT * width + FLOAT)
 
 

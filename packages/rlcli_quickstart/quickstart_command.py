@@ -54,7 +54,7 @@ class Task:
     converter: str = ""
     """Converter of the data, if its defaults are used."""
     warm: bool = True
-    """Whether the run starts with a warm start of a tiny model."""
+    """True if the run starts with a warm start of a tiny model."""
     workers: int = 2
     """Maximum default of worker processes; each has a copy of the engine's weights."""
 

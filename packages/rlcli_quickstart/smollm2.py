@@ -55,7 +55,7 @@ class RealModel:
     licence: str
     """Licence of the weights."""
     cached: bool
-    """Whether the folder existed."""
+    """True if the folder existed."""
 
 
 def real_model(folder: Path, file: Path | None = None, on_note: Callable[[str], None] = lambda text: None) -> RealModel:

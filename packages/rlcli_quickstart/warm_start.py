@@ -101,7 +101,7 @@ class WarmStart:
     seconds: float
     """Training time, in an earlier call if `cached`."""
     cached: bool
-    """Whether the model existed."""
+    """True if the model existed."""
     loss: float
     """Nats per answer token, averaged over the last tenth of the steps."""
 

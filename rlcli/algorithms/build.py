@@ -119,7 +119,7 @@ def check(
 
 
 def is_weighted_by_advantage(algorithm: Algorithm) -> bool:
-    """Whether the loss of a policy that has not moved has the gradient −A at each token, tested on a few tokens.
+    """True if the loss of a policy that has not moved has the gradient −A at each token, tested on a few tokens.
 
     False if the loss applies the correction itself, or if π_old is the engine's, from which π may have moved.
     """
@@ -287,7 +287,7 @@ def _try_on_tokens(part: Part[object], *, takes_values: bool) -> None:
 
 
 def _advantage_orders_pairs(algorithm: Algorithm) -> bool:
-    """Whether A > 0 for the best of a group and A < 0 for its worst, tested on two groups of unequal lengths."""
+    """True if A > 0 for the best of a group and A < 0 for its worst, tested on two groups of unequal lengths."""
     if algorithm.is_token_level or algorithm.is_turn_level:
         return False
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.0], dtype=torch.float64)

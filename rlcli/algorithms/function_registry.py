@@ -21,7 +21,7 @@ GROUP = "rlcli.algorithms"
 """Entry points of this group name modules that register functions when they are imported."""
 
 Level = Literal["response", "turn", "token"]
-"""What an advantage function gives a number to."""
+"""Unit that an advantage function gives a number to."""
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Rules:
-    """What a function demands of the rest of the configuration. Declared where it is registered, for plugins too."""
+    """Demands of a function of the rest of the configuration. Declared where it is registered, for plugins too."""
 
     level: Level = "response"
     """Of an advantage: what it gives a number to. `turn` and `token` ones read other columns."""
@@ -188,7 +188,7 @@ def options_of(function: Callable[..., object]) -> dict[str, object]:
 
 
 def chosen_options(function: Callable[..., object], options: Mapping[str, V]) -> dict[str, V]:
-    """Those of `options` that `function` takes.
+    """Options among `options` that `function` takes.
 
     >>> chosen_options(lambda rewards, *, scale=1: rewards * scale, {"scale": 2, "beta": 9})
     {'scale': 2}

@@ -44,7 +44,7 @@ class Inputs(Columns):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LossInputs(Inputs):
-    """What losses, corrections, aggregations and KL estimates may read of one micro-batch.
+    """Inputs of losses, corrections, aggregations and KL estimates from one micro-batch.
 
     Two responses, of two tokens and of one, of which only the first was right:
 
@@ -79,7 +79,7 @@ add 'advantages' to the needs that it is registered with
     teacher_log_probs: Column[Tensor] = Column("float", "R")
     """log ν, of the teacher. From the teacher's workers; a loss that declares it adds a teacher to the run."""
     teacher_agrees: Column[Tensor] = Column("bool", "R")
-    """Whether the token is the teacher's likeliest. From the teacher's workers; for metrics."""
+    """True if the token is the teacher's likeliest. From the teacher's workers; for metrics."""
     teacher_top_log_probs: Column[Tensor] = Column("float", "R", "K")
     """log ν of the teacher's K likeliest tokens at each position, K = `teacher.top_k`. From the teacher's workers."""
     candidate_log_probs: Column[Tensor] = Column("float", "R", "K")
@@ -96,16 +96,16 @@ add 'advantages' to the needs that it is registered with
     kept: Column[Tensor] = Column("bool", "R")
     """The tokens that no correction rejects. From `fill_kept`; absent if no correction may reject any."""
     kept_indexes: Column[Tensor] = Column("int64", "kept tokens")
-    """Where `kept` is true, if that is known without waiting for the device. From `fill_kept`."""
+    """Positions where `kept` is true, if that is known without waiting for the device. From `fill_kept`."""
     sequence: Column[Tensor] = Column("int64", "R")
-    """Which of the S sequences each token is of, from 0, non-decreasing. From packing."""
+    """Sequence of each token, of the S, from 0, non-decreasing. From packing."""
     lengths: Column[Tensor] = Column("int64", "S")
     """Response tokens of each sequence, 0 for an empty one. From packing."""
     pairs: Column[Tensor] = Column("int64", "S")
     """Label of the pair of each sequence: two of equal label are compared. From the controller, with
     `algorithm.select = pairs`."""
     right: Column[Tensor] = Column("bool", "S")
-    """Whether the sequence's answer is right. From the controller."""
+    """True if the sequence's answer is right. From the controller."""
     group_tokens: Column[Tensor] = Column("float", "S")
     """Response tokens of all sequences of each one's group in the minibatch, over all micro-batches and ranks. From the
     controller; `fill_kept` subtracts rejected ones."""
@@ -127,7 +127,7 @@ add 'advantages' to the needs that it is registered with
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AdvantageInputs(Inputs):
-    """What advantages may read. S sequences: all of the step for the levels `response` and `turn`; those of this rank
+    """Inputs of advantages. S sequences: all of the step for the levels `response` and `turn`; those of this rank
     for the level `token`, which may be parts of groups that other ranks hold parts of too.
 
     Two responses to one prompt, of which only the first was right:
@@ -170,7 +170,7 @@ class AdvantageInputs(Inputs):
     teacher_log_probs: Column[Tensor] = Column("float", "R")
     """log ν, of the teacher, nats; a function that declares it adds a teacher."""
     sequence: Column[Tensor] = Column("int64", "R")
-    """Which of the S sequences each token is of, from 0, non-decreasing. What an environment added between two response
+    """Sequence of each token, of the S, from 0, non-decreasing. What an environment added between two response
     tokens is left out, so that the later one follows the earlier one directly."""
     group_count: int = 0
     """G, the groups of the step over all ranks, at the level `token`."""

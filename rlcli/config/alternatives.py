@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 UNSET = "unset"
-"""How a recipe or `--set` writes a missing value: TOML has no null."""
+"""Missing value in a recipe or `--set`: TOML has no null."""
 ALTERNATIVES = {"train.steps": "train.epochs", "train.warmup_steps": "train.warmup_fraction"}
 """Key → the one that sets it in another unit. Each of the two replaces the other one of an earlier layer."""
 

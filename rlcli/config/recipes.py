@@ -46,9 +46,9 @@ class Header:
     hardware: str = ""
     """Hardware that it needs."""
     expect: str = ""
-    """What a run should show, with the source of each figure."""
+    """Results that a run should show, with the source of each figure."""
     reproduced: str = ""
-    """Where exactly it was run, and the result; `no` until then."""
+    """Place and result of the run that showed it; `no` until then."""
     base: str = ""
     """Name, or path relative to this file, of the recipe that it starts from."""
     task: str = ""
@@ -66,7 +66,7 @@ class Recipe:
     origins: Mapping[str, str]
     """Dotted key → the recipe that set it."""
     source: str
-    """Where the recipe comes from, for messages."""
+    """Origin of the recipe, for messages."""
     text: str = field(repr=False)
     """The text of its file."""
     in_files: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ OF_SESSION = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "RLCLI_SESSION", "RLCLI_ROW",
 """Environment variables that a command gets for each sample."""
 
 Rule = tuple[bool, str]
-"""Whether it holds, and the message if it does not."""
+"""Result of the rule, true if it holds, and the message if it does not."""
 
 
 def broken(config: RunConfig) -> list[str]:

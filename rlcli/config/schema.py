@@ -290,7 +290,7 @@ class Environment(Section):
 
     @property
     def is_command(self) -> bool:
-        """Whether `name` is a program's command line: it has a space, or a path that is no Python file."""
+        """True if `name` is a program's command line: it has a space, or a path that is no Python file."""
         if re.search(r"\.py:[\w.]+$", self.name):
             return False
         return bool(re.search(r"\s", self.name)) or ("/" in self.name and not self.name.endswith(".py"))
@@ -428,7 +428,7 @@ class TeacherOf(Section):
 
     @property
     def is_served(self) -> bool:
-        """Whether `path` is the URL of a server that scores for it."""
+        """True if `path` is the URL of a server that scores for it."""
         return self.path.startswith(("http://", "https://"))
 
 
@@ -460,7 +460,7 @@ class Teacher(Section):
         return tuple(teacher for teacher in self.models if not teacher.is_served)
 
     def number_of(self, data_source: str) -> int | None:
-        """Which of `models` teaches the rows of `data_source`; None if none does."""
+        """The one of `models` that teaches the rows of `data_source`; None if none does."""
         matching = (number for number, teacher in enumerate(self.models) if data_source in teacher.sources)
         others = (number for number, teacher in enumerate(self.models) if not teacher.sources)
         return next(matching, next(others, None))
@@ -775,7 +775,7 @@ class RunConfig(Section):
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is something to evaluate on."""
+        """True if there is something to evaluate on."""
         return bool(self.evaluation.data or (self.environment.name and self.environment.eval_rows))
 
     @property
@@ -786,17 +786,17 @@ class RunConfig(Section):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether weights are updated after counted steps of the engines."""
+        """True if weights are updated after counted steps of the engines."""
         return self.engine_steps is not None
 
     @property
     def copies_weights(self) -> bool:
-        """Whether the workers of separate engines keep a copy of the weights, from which the engines load."""
+        """True if the workers of separate engines keep a copy of the weights, from which the engines load."""
         return self.rollout.workers > 0 and self.rollout.sync != "full"
 
     @property
     def in_flight(self) -> bool:
-        """Whether responses in flight continue through weight updates; engines on the trainer's devices are paused."""
+        """True if responses in flight continue through weight updates; engines on the trainer's devices are paused."""
         return self.async_.staleness > 0 and (not self.rollout.workers or self.engine_steps != 0)
 
     @property

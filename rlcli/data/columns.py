@@ -107,7 +107,7 @@ class SampleTable(Sequence[Sample]):
     """Response tokens that each policy version generated, from `version` on, K at least the most versions of a sample;
     0 behind the last, and everywhere if a single version generated all."""
     truncated: Bool[np.ndarray, " S"]
-    """Whether it was cut off at the token limit."""
+    """True if it was cut off at the token limit."""
     score: Float64[np.ndarray, " S"]
     """Score of the verdict."""
     latency_s: Float64[np.ndarray, " S"]

@@ -67,7 +67,7 @@ class PromptTask:
     """Offset of the samples' indexes in seeds: not 0 if a step takes a prompt twice, since its second group must not be
     a copy of the first."""
     greedy: bool = False
-    """Whether to generate a greedy response too, as a baseline."""
+    """True to generate a greedy response too, as a baseline."""
     wanted: tuple[int, ...] | None = None
     """Samples to generate, if others of the group exist already; None: all."""
     step: int | None = None
@@ -106,7 +106,7 @@ class ScoredGroup(NamedTuple):
     tokens: int
     """Response tokens of the group."""
     is_kept: bool
-    """Whether dynamic sampling kept it."""
+    """True if dynamic sampling kept it."""
 
 
 @dataclass(frozen=True, slots=True)  # pickled without the names: every rank sends one
@@ -134,17 +134,17 @@ class RolloutBatch:
     partial: Sequence[PartialRollout] = ()
     """Responses that were aborted; none in a step's batch."""
     prompt_ids: Sequence[str] = ()
-    """Of a step: id of each group's prompt."""
+    """Id of the prompt of each group of the step."""
     sources: Sequence[str] = ()
-    """Of a step: name of each group's dataset; empty names in runs with a single one."""
+    """Name of the dataset of each group of the step; empty names in runs with a single one."""
     data_sources: Sequence[str] = ()
-    """Of a step: `data_source` of each group's row."""
+    """`data_source` of each group of the step."""
     part_weights: Mapping[str, float] = field(default_factory=dict)
     """Part of the reward → its weight, if the advantage reads weights."""
     scored_groups: Sequence[ScoredGroup] = ()
-    """Of a step: each group completed since the last step, dropped and waiting ones too."""
+    """Groups of the step: each completed since the last step, dropped and waiting ones too."""
     selection: Mapping[str, float] = field(default_factory=dict)
-    """Of a step: metrics of the data cursor."""
+    """Metrics of the data cursor at the step."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 @dataclass(frozen=True)
 class Counter:
-    """How a field of `RolloutStats` adds up and where it is shown."""
+    """Rules for a field of `RolloutStats`: how it adds up, and where it is shown."""
 
     metric: str = ""
     """Name of the metric with its value; empty: none."""
@@ -19,11 +19,11 @@ class Counter:
     workers: Literal["sum", "max", "slowest"] = "sum"
     """Its value for a round: over all workers, or that of the worker that took longest."""
     if_zero: bool = True
-    """Whether the metric is written where the value is 0."""
+    """True if the metric is written where the value is 0."""
     saved_as: str = ""
     """Its key in checkpoints, if that is not the field's name."""
     is_saved: bool = True
-    """Whether checkpoints hold it; not those that are set only when a step takes its groups."""
+    """True if checkpoints hold it; not those that are set only when a step takes its groups."""
 
 
 Number = TypeVar("Number", int, float)
@@ -63,7 +63,7 @@ class RolloutStats:
     generated: Annotated[int, Counter("rollout/generated")] = 0
     """Verified samples, those of dropped and waiting groups included."""
     counting: Annotated[int, Counter()] = 0
-    """Those of them that count: their verification did not fail, and `train.truncated` does not mask them."""
+    """Tokens of them that count: their verification did not fail, and `train.truncated` does not mask them."""
     score: Annotated[float, Counter()] = 0.0
     """Sum of the scores of the samples that count."""
     responses: Annotated[int, Counter(saved_as="asked")] = 0

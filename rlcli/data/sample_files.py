@@ -72,7 +72,7 @@ class SampleRow(TypedDict):
     parts: dict[str, float]
     """Parts of the reward by name."""
     extra: dict[str, str] | None
-    """What the verifier logs of the response, by name."""
+    """Values that the verifier logs of the response, by name."""
     verify_s: float
     """Seconds of the verification."""
     prompt_tokens: int | None

@@ -39,11 +39,11 @@ class SampleShard:
     tokens: np.ndarray
     """Ids, row after row: int32 `[T]`."""
     offsets: np.ndarray
-    """Where each row begins in `tokens`, and their end: int64 `[M + 1]`, as all offsets."""
+    """Start of each row in `tokens`, and their end: int64 `[M + 1]`, as all offsets."""
     log_probs: np.ndarray
-    """Of the response tokens, as the engine reported them: float32 `[R]`."""
+    """Log-probs of the response tokens, as the engine reported them: float32 `[R]`."""
     log_prob_offsets: np.ndarray
-    """Where each row begins in `log_probs`."""
+    """Start of each row in `log_probs`."""
     span_ends: np.ndarray
     """The end of each span within its row: int64 `[P]`."""
     span_speakers: np.ndarray
@@ -51,24 +51,24 @@ class SampleShard:
     span_versions: np.ndarray
     """The version of the weights that generated it, or UNKNOWN: int64 `[P]`."""
     span_offsets: np.ndarray
-    """Where each row begins in the spans' arrays."""
+    """Start of each row in the spans' arrays."""
     stop_reasons: np.ndarray
     """Indexes into `STOP_REASONS`: int8 `[M]`."""
     routes: np.ndarray | None = None
     """The experts of the rows' first tokens, row after row; None if no row has any."""
     route_offsets: np.ndarray | None = None
-    """Where each row begins in `routes`."""
+    """Start of each row in `routes`."""
     pixels: np.ndarray | None = None
-    """Of all images, one after another, each once however many rows it is in: uint8. None, as the next four, if no
-    row has an image."""
+    """Pixels of all images, one after another, each once however many rows it is in: uint8. None, as the next four, if
+    no row has an image."""
     picture_sizes: np.ndarray | None = None
     """Height and width of each image: int64 `[images, 2]`."""
     pictures: np.ndarray | None = None
-    """Which images the rows have, row after row: int64, indexes into `picture_sizes`."""
+    """Images of the rows, row after row: int64, indexes into `picture_sizes`."""
     row_pictures: np.ndarray | None = None
-    """Where each row begins in `pictures`."""
+    """Start of each row in `pictures`."""
     span_pictures: np.ndarray | None = None
-    """How many images are in each span: int64 `[P]`. None too in a checkpoint of before spans had images."""
+    """Number of images in each span: int64 `[P]`. None too in a checkpoint of before spans had images."""
 
     def __len__(self) -> int:
         return len(self.stop_reasons)

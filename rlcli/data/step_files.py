@@ -39,7 +39,7 @@ class RecordedSample:
     sample: int
     """Index within the group."""
     forwarded: bool
-    """Whether the step computes anything for its tokens; not if its advantage is 0 and the loss has no other term."""
+    """True if the step computes anything for its tokens; not if its advantage is 0 and the loss has no other term."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TokensRow:
     text: Sequence[str]
     """Text of each token."""
     drawn: Bool[np.ndarray, " T"]
-    """Whether the policy generated the token."""
+    """True if the policy generated the token."""
     engine_log_prob: Float32[np.ndarray, " T"]
     """Log-prob by the engine, in nats."""
     trainer_log_prob: Float32[np.ndarray, " T"]

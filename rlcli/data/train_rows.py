@@ -1,4 +1,4 @@
-"""What a step trains on, as the controller sends it to all ranks."""
+"""Rows that a step trains on, as the controller sends it to all ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SampleColumns(Columns, Generic[A]):
     lengths: Column[A] = Column("int64", "S")
     """Its response tokens."""
     right: Column[A] = Column("bool", "S")
-    """Whether its answer is right."""
+    """True if its answer is right."""
     group_tokens: Column[A] = Column("float32", "S")
     """Response tokens of all samples of its group; on a rank, minus those that a correction rejects."""
     parts: Column[A] = Column("float64", "S", "K")
@@ -104,7 +104,7 @@ class TrainRows:
     shards: list[ShardRef]
     """References to the generated `SampleShard`s."""
     one_prompt: bool = True
-    """Whether the samples of a group begin with the same prompt."""
+    """True if the samples of a group begin with the same prompt."""
     recording: Recording | None = None
     """Settings of the recording of tokens for viewers, if any are recorded."""
     version: int = 0

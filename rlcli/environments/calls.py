@@ -35,7 +35,7 @@ class MalformedCall:
     """A call that cannot be read."""
 
     text: str
-    """What the policy wrote."""
+    """Text that the policy wrote."""
     error: str
     """The reason, and the form that a call has."""
 

@@ -31,7 +31,7 @@ class ToolCall(TypedDict):
     type: Literal["function"]
     """A constant of OpenAI's protocol."""
     function: FunctionCall
-    """What is called."""
+    """Function that is called."""
 
 
 class InvalidToolCall(TypedDict):

@@ -67,7 +67,7 @@ class Conversation:
     form: str
     """Format of tool calls (`rlcli.environments.calls.FORMATS`); empty: no tools."""
     thinking: bool = False
-    """Whether the prompt ends within an open <think>."""
+    """True if the prompt ends within an open <think>."""
     past: Past = "keep"
     """Treatment of earlier turns when a user's message follows."""
     rule: ImageRule | None = None

@@ -72,7 +72,7 @@ class Opening:
     copies: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Digest → small copy of an image, for people."""
     fits: bool = True
-    """Whether a conversation has room for the images."""
+    """True if a conversation has room for the images."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Reply:
     reward: float
     """Reward of the turn."""
     done: bool
-    """Whether the conversation ends."""
+    """True if the conversation ends."""
     info: Mapping[str, JsonValue] = field(default_factory=dict)
     """Numbers and texts to record."""
     images: tuple[bytes, ...] = field(default=(), repr=False)

@@ -47,7 +47,7 @@ LOOK_S = 0.05
 MOST_LINE_BYTES = 1 << 28
 """Longest line that a process may write, with images."""
 PRINTED_BYTES = 1 << 20
-"""Of what the environments of one process print: further output is read and dropped."""
+"""Limit of the output of the environments of one process: further output is read and dropped."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class _HostReply(TypedDict, total=False):
     ok: JsonValue
     """Its result."""
     error: object
-    """What it raised; without an id: why the environment does not load."""
+    """Exception that it raised; without an id: why the environment does not load."""
     unsendable: object
     """Why its result cannot be sent."""
 
@@ -225,7 +225,7 @@ class _Call(Generic[Result]):
     check: Callable[[JsonValue], Result]
     """Validates and converts the result."""
     began: bool = False
-    """Whether the environment runs it; before, it waits for a thread of the process."""
+    """True if the environment runs it; before, it waits for a thread of the process."""
 
     def settle(self, reply: _HostReply, line_bytes: int, is_alone: bool) -> None:
         """line_bytes: of the whole reply. is_alone: whether no other session has memory in the process."""

@@ -46,7 +46,7 @@ class OptionDescription(TypedDict):
     type: str
     """Its annotation; empty if it has none."""
     required: bool
-    """Whether it has no default."""
+    """True if it has no default."""
     default: str
     """Its default, as Python writes it; empty if it is required."""
 

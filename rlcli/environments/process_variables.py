@@ -27,7 +27,7 @@ FOR_AGENTS = frozenset(
         "RLCLI_SANDBOX",
     ]
 )
-"""What programs need to start and to reach the network. A secret or a value with a login is left out all the same."""
+"""Variables that programs need to start and to reach the network. A secret or a value with a login is left out."""
 PREFIXES_FOR_AGENTS = ("LC_", "PYTHON", "PIP_", "UV_")
 
 

@@ -115,7 +115,7 @@ def _is_adapter_separate(config: RunConfig, dtype: str, adapter: str) -> bool:
 
 
 def _adapter_hint(adapter: str) -> str:
-    """How to avoid a separate adapter. adapter: as in `check_adapter`."""
+    """Hint that says how to avoid a separate adapter. adapter: as in `check_adapter`."""
     return "merge it first: rlcli export RUN --merge" if adapter else "give model.dtype = float32"
 
 

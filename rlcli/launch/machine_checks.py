@@ -64,7 +64,7 @@ class Finding:
     detail: str
     """Versions, sizes or the error."""
     hint: str = ""
-    """How to fix it; empty if it passed."""
+    """Fix of the problem; empty if it passed."""
 
 
 CHECKS: Registry[Callable[[], Finding]] = Registry("check of the doctor", "rlcli.doctor_checks")
@@ -240,7 +240,7 @@ def check_of_package(name: str) -> Finding:
 
 
 def check_trackers() -> Finding:
-    """Which trackers are installed. None is needed: every run writes metrics.jsonl."""
+    """Trackers that are installed. None is needed: every run writes metrics.jsonl."""
     published = {entry.name: entry.dist for entry in metadata.entry_points(group="rlcli.trackers")}
     versions = {
         # A plugin's own package; for a tracker of rlcli the library (MLflow's has a smaller variant).

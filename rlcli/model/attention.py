@@ -249,9 +249,9 @@ class Padded:
     calls: list[Call]
     """In the order of their tokens in `queries` and `keys`."""
     queries: Layout
-    """Of the B · L query tokens of each call, one call after another."""
+    """Positions of the B · L query tokens of each call, one call after another."""
     keys: Layout
-    """Of the B · K key and value tokens of each call, one call after another."""
+    """Positions of the B · K key and value tokens of each call, one call after another."""
 
     def moved(self, move: Move) -> Padded:
         """See `Movable`."""

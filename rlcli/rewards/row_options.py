@@ -1,4 +1,4 @@
-"""Which verifiers and options a row of a dataset may choose.
+"""Verifiers and options that a row of a dataset may choose.
 
 Data files come from others, so a row must not choose an address, a key, a model, a path, or limits of memory and time.
 A verifier's module lists the options that its rows may set:

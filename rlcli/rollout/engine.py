@@ -147,7 +147,7 @@ class EngineSpec:
     lora_rank: int
     """Rank of the adapter; 0: none."""
     weights_follow: bool
-    """Whether `load_weights` is called before the first use, so that the checkpoint need not be read."""
+    """True if `load_weights` is called before the first use, so that the checkpoint need not be read."""
     kv_cache_bytes: int | None
     """Size of the KV cache; None: the engine takes its share of the GPU's memory."""
     gpu_memory_utilization: float
@@ -161,19 +161,19 @@ class EngineSpec:
     quantization: str = ""
     """As `rollout.quantization`; empty: none."""
     exact_steps: bool = False
-    """Whether `step` returns all tokens that it has scheduled, because weights change between two steps."""
+    """True if `step` returns all tokens that it has scheduled, because weights change between two steps."""
     servers: ServerSettings = ServerSettings()
     """Settings of the engine `server`."""
     speculate: int = 0
     """As `rollout.speculate`."""
     routes: bool = False
-    """Whether generations have their experts."""
+    """True if generations have their experts."""
     float_head: bool = False
-    """Whether logits are computed in float32."""
+    """True if logits are computed in float32."""
     lora_targets: str = "all-linear"
     """As `lora.targets`."""
     lora_experts: bool = False
-    """Whether the adapter is on experts too."""
+    """True if the adapter is on experts too."""
     sleep: Sleep = "all"
     """Memory that `Colocated.sleep` releases."""
     image_rule: ImageRule | None = None
@@ -359,7 +359,7 @@ class Engine(Generator, WeightReceiver, Protocol):
     requires: ClassVar[tuple[str, ...]]
     """Modules that must be installed."""
     settings: ClassVar[frozenset[str]]
-    """Those of `ENGINE_KEYS` that it implements; a run that sets another one is refused."""
+    """Keys of `ENGINE_KEYS` that it implements; a run that sets another one is refused."""
     spec: EngineSpec
     """Its settings."""
     on_step: Callable[[], None]

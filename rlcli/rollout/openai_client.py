@@ -117,7 +117,7 @@ class ChatClient:
 
     @property
     def sends_key(self) -> bool:
-        """Whether the value of OPENAI_API_KEY is sent to the endpoint."""
+        """True if the value of OPENAI_API_KEY is sent to the endpoint."""
         return bool(self._api_key)
 
     def generate(self, requests: Iterable[ChatRequest]) -> Iterator[ChatResult]:

@@ -45,7 +45,7 @@ class RolloutArguments:
     """File for this worker's samples, as parquet, with `{rank}` in the name; empty: none. With `{part}` in the name
     they are saved as they finish, each time in a new part."""
     keep_tokens: bool = True
-    """Whether the tokens will be needed: not in an evaluation."""
+    """True if the tokens will be needed: not in an evaluation."""
     progress_s: float = PROGRESS_EVERY_S
     """Interval of a worker's progress reports (`progress_every`), in seconds."""
     truncated: TruncatedRule | Literal[""] = ""

@@ -140,7 +140,7 @@ def install(worker: object) -> bool:
 
 
 def draws_by_position(worker: object) -> bool:
-    """Whether this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
+    """True if this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 
 

@@ -32,7 +32,7 @@ _NEGATION = re.compile(r"\b(?:not|instead\s+of)\b", re.IGNORECASE)
 """A value after such a word is no element of a list: "42, not 43"."""
 
 _ASIDE = rf"(?:\((?!\s*(?:or|and|maybe|perhaps|possibly|not|i\.?e)\b)[A-Za-z][^()\n\d]{{0,40}}\){_CLOSED})?"
-"""What an answer is for, "7 (inclusive)"."""
+"""Meaning of an answer, "7 (inclusive)"."""
 
 _OR = re.compile(
     rf"{_CLOSED}{_UNIT}{_CLOSED}[.,;]?\s*+\(?(?:{_SPOKEN_OR}|{_OR_SIGNS}){_REASON}{_FILLERS}", re.IGNORECASE | re.ASCII

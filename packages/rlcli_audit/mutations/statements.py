@@ -112,6 +112,6 @@ def _hidden(case: Case, mistaken: str) -> Iterator[Probe]:
 
 
 def _mentions(prompt: str, answer: str) -> bool:
-    """Whether the answer may be read from the prompt itself; also true if there is no usable prompt."""
+    """True if the answer may be read from the prompt itself; also true if there is no usable prompt."""
     plain = re.sub(r"[^\w.]", "", answer)
     return not prompt.strip() or not plain or plain.casefold() in re.sub(r"[^\w.]", "", prompt).casefold()

@@ -99,7 +99,7 @@ class Comparison:
     config: Mapping[str, tuple[object, object]]
     """Key → values in A and B, of the keys that differ."""
     notes: Sequence[str]
-    """What cannot be compared, and why."""
+    """Parts that cannot be compared, and why."""
 
     def as_dict(self) -> dict[str, object]:
         """For `--json` and for the page."""
@@ -122,7 +122,7 @@ class _Evaluations:
     changed: list[ChangedPrompt] = field(default_factory=list)
     """Changed prompts of the last one."""
     notes: list[str] = field(default_factory=list)
-    """What cannot be compared, and why."""
+    """Parts that cannot be compared, and why."""
 
 
 def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:

@@ -51,11 +51,11 @@ class Access:
         self._used = False
 
     def allows(self, query: Mapping[str, str]) -> bool:
-        """Whether a request has the token."""
+        """True if a request has the token."""
         return _equal(query.get("token", ""), self.token)
 
     def redeems(self, query: Mapping[str, str]) -> bool:
-        """Whether a request has `once`, for the first time."""
+        """True if a request has `once`, for the first time."""
         valid = not self._used and _equal(query.get("once", ""), self.once)
         self._used = self._used or valid
         return valid

@@ -46,7 +46,7 @@ OnProgress = Callable[[str, int, int | None], None]
 
 @dataclass
 class Coverage:
-    """How much of one kind of samples a report contains."""
+    """Amount of one kind of samples in a report."""
 
     steps: int = 0
     """Steps in the report."""
@@ -59,7 +59,7 @@ class Coverage:
 
     @property
     def all(self) -> bool:
-        """Whether it contains all samples."""
+        """True if it contains all samples."""
         return (self.steps, self.groups) == (self.total_steps, self.total_groups)
 
     def as_dict(self) -> dict[str, object]:

@@ -117,7 +117,7 @@ def truth_text(ground_truth: str | None) -> str:
 
 
 def has_truth(response: str, truth: str) -> bool:
-    """Whether the response contains the normalized ground truth; a number must match a whole number.
+    """True if the response contains the normalized ground truth; a number must match a whole number.
 
     >>> has_truth("so it is 1,042.", "1042"), has_truth("#### 142", "42"), has_truth("it is Yes", "yes")
     (True, False, True)
@@ -147,12 +147,12 @@ def repetition(response: str) -> float:
 
 
 def is_refusal(response: str) -> bool:
-    """Whether the response refuses or apologises for not answering."""
+    """True if the response refuses or apologises for not answering."""
     return bool(_REFUSAL.search(response[-READ:]))
 
 
 def is_foreign(response: str, prompt: str) -> bool | None:
-    """Whether a response is in another script or language than its prompt; None if the prompt or the response has too
+    """True if a response is in another script or language than its prompt; None if the prompt or the response has too
     few letters to decide.
 
     >>> is_foreign("因此答案是四十二", "What is six times seven?"), is_foreign("42", "What is six times seven?")

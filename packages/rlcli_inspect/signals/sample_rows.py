@@ -77,7 +77,7 @@ def saved_steps(samples: Path) -> list[int]:
 
 
 def is_counted(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a verdict that trains: failed verifications and greedy baselines do not count."""
+    """True if a row has a verdict that trains: failed verifications and greedy baselines do not count."""
     return (
         isinstance(row.get("score"), int | float)
         and row.get("outcome") not in UNVERIFIED

@@ -38,7 +38,7 @@ class Signal:
     name: str
     """Identifier."""
     title: str
-    """What the signal warns of."""
+    """Danger that the signal warns of."""
     value: float | None
     """At or above `threshold` the signal warns, if the reward has risen; None if it cannot be computed."""
     threshold: float

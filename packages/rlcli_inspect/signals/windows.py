@@ -29,7 +29,7 @@ class Ends:
     rise: float
     """Rise of the mean reward between them."""
     risen: bool
-    """Whether the rise exceeds RISE and ERRORS."""
+    """True if the rise exceeds RISE and ERRORS."""
 
 
 def ends_of(record: Record) -> Ends | None:

@@ -69,7 +69,7 @@ class Advice:
     lengths: str
     """Description of the assumed or measured response lengths."""
     assumed: bool
-    """Whether the lengths are assumed, not measured."""
+    """True if the lengths are assumed, not measured."""
 
     @property
     def better(self) -> Option | None:

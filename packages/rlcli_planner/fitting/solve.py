@@ -45,7 +45,7 @@ def all_phases(setting: Setting) -> list[PhaseMemory]:
 
 
 def fits(setting: Setting) -> bool:
-    """Whether a run fits whatever the lengths of its responses are."""
+    """True if a run fits whatever the lengths of its responses are."""
     return all(phase.total <= budget(setting) for phase in all_phases(setting)) and _engine_works(setting)
 
 
@@ -65,7 +65,7 @@ def with_least_sleep(setting: Setting) -> Setting:
 
 
 def cannot_fit(setting: Setting) -> bool:
-    """Whether the lower bound of every run of these models exceeds the memory: processes, weights, moments."""
+    """True if the lower bound of every run of these models exceeds the memory: processes, weights, moments."""
     device, workers = setting.device, setting.config.all_workers if setting.device.is_cpu else 1
     available = min(device.memory / workers, device.process_limit if device.is_cpu else device.memory)
     certain = (sum(phase.parts.get(part, 0.0) for part in CERTAIN) for phase in all_phases(setting))
@@ -80,7 +80,7 @@ def verdict(setting: Setting) -> str:
 
 
 def _engine_works(setting: Setting) -> bool:
-    """Whether the KV cache holds at least one sample of maximum length."""
+    """True if the KV cache holds at least one sample of maximum length."""
     return not setting.has_engine or holds_longest(setting)
 
 
@@ -137,9 +137,9 @@ class CpuSizes:
     kv_cache_bytes: int | None
     """KV cache of an engine."""
     recompute: bool
-    """Whether `model.gradient_checkpointing` has to be turned on."""
+    """True if `model.gradient_checkpointing` has to be turned on."""
     fits: bool
-    """Whether a run with them fits."""
+    """True if a run with them fits."""
 
 
 def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool) -> CpuSizes:
@@ -226,7 +226,7 @@ class Fix:
     keys: Keys
     """Configuration keys to set."""
     cost: str
-    """What it costs, in words."""
+    """Cost, in words."""
     seconds: float
     """Seconds of a step with it; 0 if unknown."""
 

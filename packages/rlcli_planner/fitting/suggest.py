@@ -111,7 +111,7 @@ class _Fitting:
 
 
 def _no_better(best: Proposal, seconds: float, other: Proposal) -> bool:
-    """Whether `best` divides the devices as `other` does, or changes all that it changes, and is not much faster."""
+    """True if `best` divides the devices as `other` does, or changes all that it changes, and is not much faster."""
     same_division = all(_value(best.setting, key) == _value(other.setting, key) for key in DIVIDING)
     changes_more = other.keys.items() - sizes(other.setting).items() <= best.keys.items()
     return (same_division or changes_more) and other.seconds <= seconds * (1 + ALIKE)

@@ -27,7 +27,7 @@ def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "aga
 
 
 def rates_are_known(config: RunConfig, kind: str) -> bool:
-    """Whether `rates_of` needs no measurement."""
+    """True if `rates_of` needs no measurement."""
     return bool(cluster_address(config.cluster.address)) or machine_rates.load(*_measured_as(config, kind)) is not None
 
 

@@ -65,7 +65,7 @@ class Rates:
     python_s: float
     """Seconds of a fixed piece of Python (1,000 dictionary updates)."""
     quiet: bool = True
-    """Whether the measurement had the processors to itself."""
+    """True if the measurement had the processors to itself."""
     measured: float = 0.0
     """When, in seconds since 1970."""
 

@@ -1,4 +1,4 @@
-"""Which training method a configuration of verl or TRL is for, by the names of its programs and classes."""
+"""Training method of a configuration of verl or TRL, by the names of its programs and classes."""
 
 from __future__ import annotations
 

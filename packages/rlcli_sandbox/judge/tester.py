@@ -216,7 +216,7 @@ class Result(TypedDict):
     """The result of a job."""
 
     verdict: Verdict
-    """How the tests ended."""
+    """Outcome of the tests."""
     passed: int
     """Number of passed tests."""
     total: int

@@ -39,7 +39,7 @@ class Grouped:
 
     @property
     def std(self) -> Tensor:
-        """Of the response's group, unbiased (÷ n − 1): float64 [S]; 0 in a group of one."""
+        """Standard deviation of the response's group, unbiased (÷ n − 1): float64 [S]; 0 in a group of one."""
         return (self.sum(self.centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def sum(self, values: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Corrections:
 
     @property
     def rejecting(self) -> tuple[Part[Tensor], ...]:
-        """Those that may reject tokens."""
+        """Corrections that may reject tokens."""
         return tuple(part for part in self.parts if part.rules.rejects)
 
     def weights(self, inputs: LossInputs) -> Tensor:
@@ -95,5 +95,5 @@ def mean_of(log_ratio: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
 
 
 def within(ratio: Tensor, low: float, high: float) -> Tensor:
-    """Whether low ≤ ratio ≤ high: bool [R]."""
+    """True where low ≤ ratio ≤ high: bool [R]."""
     return (low <= ratio) & (ratio <= high)

@@ -307,7 +307,7 @@ def worst_sample(table: np.ndarray) -> float:
 
 
 def deviations(samples: float) -> float:
-    """How many standard errors an estimate from so many samples may be off: the quantile of Student's distribution
+    """Standard errors that an estimate from this number of samples may be off: the quantile of Student's distribution
     beyond which it lies as rarely as a normal variable beyond Z, by its expansion in 1 ÷ degrees of freedom (DLMF 26.9;
     Abramowitz and Stegun 26.7.5).
 

@@ -21,9 +21,9 @@ class TokenLoss:
     loss: Float[Tensor, " R"]
     """Loss of each token."""
     clipped_low: Bool[Tensor, " R"]
-    """Whether a lower bound clipped the token."""
+    """True if a lower bound clipped the token."""
     clipped_high: Bool[Tensor, " R"]
-    """Whether an upper bound clipped the token."""
+    """True if an upper bound clipped the token."""
 
 
 LossFunction = Callable[..., TokenLoss]

@@ -22,7 +22,7 @@ class WalkState(TypedDict):
     seed: int
     """Seed of the order."""
     shuffle: bool
-    """Whether epochs are shuffled."""
+    """True if epochs are shuffled."""
     epoch: int
     """Number of the current epoch, from 0."""
     position: int

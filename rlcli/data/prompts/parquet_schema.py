@@ -61,7 +61,7 @@ class PromptRow(TypedDict):
     ability: str
     """Kind of task."""
     reward_model: RewardModel
-    """How a response is scored."""
+    """Scoring of a response."""
     extra_info: dict[str, object]
     """Further fields of the row: JSON values."""
     images: NotRequired[list[bytes]]

@@ -1,4 +1,4 @@
-"""What a run knows of each prompt's pass rate: a Beta posterior whose evidence decays, and which prompts are solved."""
+"""Estimates of each prompt's pass rate: a Beta posterior whose evidence decays, and which prompts are solved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PRIOR = 1.0
 """α and β of a prompt without results: every pass rate is equally likely."""
 
 DECAY = 0.5
-"""What earlier results of a prompt still count after as many draws as there are prompts."""
+"""Weight of a prompt's earlier results after as many draws as there are prompts."""
 
 
 class PassRatesState(TypedDict):

@@ -165,7 +165,7 @@ class Origin:
     label: str = ""
     """Prefix of the rows' ids."""
     verified: bool = True
-    """Whether responses to the rows will be verified; if not, rows need not name a verifier."""
+    """True if responses to the rows will be verified; if not, rows need not name a verifier."""
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
@@ -258,7 +258,7 @@ class PromptTable(Sequence[Prompt]):
         return PromptTable(self.table.select(names), self.origin, self.row_indexes, self.first)
 
     def is_current(self) -> bool:
-        """Whether the file is unchanged since it was read."""
+        """True if the file is unchanged since it was read."""
         return self.origin.stamp == _stamp(self.origin.file)
 
     def verifiers(self) -> dict[str, str]:
@@ -284,7 +284,7 @@ class PromptTable(Sequence[Prompt]):
                 pass
 
     def _is_plain(self) -> bool:
-        """Whether types and nulls alone show that every row is a prompt. If not, each row is checked."""
+        """True if types and nulls alone show that every row is a prompt. If not, each row is checked."""
         import pyarrow.types as kinds
 
         columns = {name: self.table.column(name) for name in self.table.column_names}
@@ -300,7 +300,7 @@ class PromptTable(Sequence[Prompt]):
         )
 
     def _are_verifiers(self, data_sources: pa.ChunkedArray, reward: pa.ChunkedArray) -> bool:
-        """Whether every row names a verifier: by the column `reward_model`, or as verl by `data_source`."""
+        """True if every row names a verifier: by the column `reward_model`, or as verl by `data_source`."""
         import pyarrow.compute
 
         if not _has_texts(reward, "style"):
@@ -496,7 +496,7 @@ def _chat(messages: object) -> tuple[Message, ...] | None:
 
 
 def _are_parts(messages: object) -> bool:
-    """Whether the content of some message of a chat is a list of parts."""
+    """True if the content of some message of a chat is a list of parts."""
     return isinstance(messages, list) and any(not isinstance(message["content"], str) for message in messages)
 
 
@@ -530,7 +530,7 @@ def _is_text(column: pa.ChunkedArray, nulls: bool = False) -> bool:
 
 
 def _has_texts(column: pa.ChunkedArray, *names: str) -> bool:
-    """Whether a column has a struct in every row, in which each of `names` is text."""
+    """True if a column has a struct in every row, in which each of `names` is text."""
     import pyarrow.compute
     import pyarrow.types as kinds
 

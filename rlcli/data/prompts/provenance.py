@@ -32,7 +32,7 @@ class Provenance(TypedDict):
     arguments: dict[str, object]
     """The converter's arguments that were given."""
     steps: Sequence[Mapping[str, object]]
-    """What was done to the converter's rows, such as deduplication, with its counts."""
+    """Changes to the converter's rows, such as deduplication, with its counts."""
     date: str
     """Time of the record, in ISO format."""
 

@@ -61,5 +61,5 @@ def located(choice: str) -> str:
 
 
 def is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether its template renders the messages' text alone."""
+    """True if its template renders the messages' text alone."""
     return BUILT_IN["plain"] in str(tokenizer.chat_template)

@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_other_file(path: Path) -> bool:
-    """Whether a file has the name of one that `rlcli prep jsonl` reads, other than parquet."""
+    """True if a file has the name of one that `rlcli prep jsonl` reads, other than parquet."""
     return path.name.endswith(ENDINGS)
 
 
@@ -37,7 +37,7 @@ def unprepared(path: Path, problem: str = "", columns: Iterable[str] = ()) -> Da
 
 
 def raw_rows(columns: Iterable[str]) -> bool:
-    """Whether columns are those of rows that `rlcli prep jsonl` makes prompts of, by their names."""
+    """True if columns are those of rows that `rlcli prep jsonl` makes prompts of, by their names."""
     return bool({*PROMPTS} & {*columns}) and "reward_model" not in columns
 
 
@@ -59,7 +59,7 @@ def missing(path: Path) -> DataError:
 
 
 def has_other_files(folder: Path) -> bool:
-    """Whether a folder holds files that `rlcli prep jsonl` reads, other than parquet."""
+    """True if a folder holds files that `rlcli prep jsonl` reads, other than parquet."""
     return any(is_other_file(file) for file in folder.iterdir())
 
 

@@ -33,7 +33,7 @@ TinyZero's. Any name that begins with aime is mathematics too."""
 
 
 def is_verls_style(style: str) -> bool:
-    """Whether `reward_model.style` is one of verl's: the kind of the reward (by a rule, by a model), not the name of a
+    """True if `reward_model.style` is one of verl's: the kind of the reward (by a rule, by a model), not the name of a
     verifier."""
     return style in ("", "rule", "model") or style.startswith("rule-")
 

@@ -29,7 +29,7 @@ from rlcli.support.redact import redacted
 from rlcli.types import Ended
 
 END_S = 5.0
-"""How long the supervisor of an agent may take to kill all of its processes."""
+"""Time that the supervisor of an agent may take to kill all of its processes."""
 
 
 @dataclass(frozen=True)

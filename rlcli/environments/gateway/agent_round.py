@@ -37,7 +37,7 @@ class _Sample:
     request: Asked | None = None
     """The agent's request that waits for the engine."""
     is_thinking: bool = False
-    """Whether the agent runs without a request."""
+    """True if the agent runs without a request."""
 
 
 class AgentRound:

@@ -58,7 +58,7 @@ class SentToolCall(TypedDict):
     type: Literal["function"]
     """A constant."""
     function: SentFunction
-    """What is called."""
+    """Function that is called."""
 
 
 class SentMessage(TypedDict, total=False):
@@ -134,7 +134,7 @@ class Usage(TypedDict):
 
 
 class Head(TypedDict):
-    """What every body of an answer begins with."""
+    """Fields that every body of an answer begins with."""
 
     id: str
     """Id of the completion."""
@@ -197,11 +197,11 @@ class ChatRequest:
     stop: tuple[str, ...]
     """Texts at which a turn ends."""
     stream: bool
-    """Whether the answer is sent as events."""
+    """True if the answer is sent as events."""
     include_usage: bool
-    """Whether the events end with the numbers of tokens."""
+    """True if the events end with the numbers of tokens."""
     logprobs: bool
-    """Whether the answer has log-probs."""
+    """True if the answer has log-probs."""
     model: str
     """Name of the model, which the answer repeats."""
     images: Mapping[str, bytes] = field(default_factory=dict)
@@ -291,7 +291,7 @@ def read_message(message: JsonValue) -> tuple[Message, tuple[bytes, ...]]:
 
 
 def same(known: Message, sent: Message) -> bool:
-    """Whether a client sent a message back that is known. An assistant's may differ in white space around its text and
+    """True if a client sent a message back that is known. An assistant's may differ in white space around its text and
     in its calls' JSON, in the calls' ids, and may lack its reasoning."""
     if known["role"] != "assistant" or sent["role"] != "assistant":
         return all(known.get(name) == sent.get(name) for name in ("role", "content", "images"))

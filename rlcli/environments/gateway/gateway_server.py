@@ -106,7 +106,7 @@ class GatewaySession:
     until_turn: tuple[Path, ...] = ()
     """Files that are removed before the first turn."""
     busy: bool = field(default=False, repr=False)
-    """Whether a turn is being generated."""
+    """True if a turn is being generated."""
     quiet_since: float = field(default_factory=time.monotonic, repr=False)
     """End of the last turn, by the monotonic clock."""
 

@@ -66,7 +66,7 @@ class Branch:
     offered: str
     """The tools, as JSON."""
     is_end: bool = True
-    """Whether no later turn extends it."""
+    """True if no later turn extends it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TurnRequest:
     room: int
     """Maximum number of its tokens."""
     is_short: bool
-    """Whether the request itself limits its tokens, not the session."""
+    """True if the request itself limits its tokens, not the session."""
     messages: list[Message]
     """Messages before it; empty if it is requested in tokens."""
     offered: str
@@ -211,7 +211,7 @@ class Record:
 
 
 def _continues(messages: list[Message], past: list[Message]) -> bool:
-    """Whether `messages` start with `past`, and continue with messages that are not the policy's."""
+    """True if `messages` start with `past`, and continue with messages that are not the policy's."""
     rest = messages[len(past) :]
     is_new = bool(rest) and all(message["role"] != "assistant" for message in rest)
     return is_new and all(same(known, sent) for known, sent in zip(past, messages, strict=False))

@@ -47,7 +47,7 @@ class ModelFacts:
     kind: str
     """The `model_type`."""
     image_rule: ImageRule | None = None
-    """How images become tokens; None for a text-only model."""
+    """Rule by which images become tokens; None for a text-only model."""
 
 
 def check_model(path: str, key: str = "model.path", *, has_template: bool = False) -> ModelFacts:

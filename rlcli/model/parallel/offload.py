@@ -46,7 +46,7 @@ class _Group:
     tensors: Callable[[], Iterable[tuple[Tensor, bool]]]
     """Returns the tensors, each with a flag: True if it is constant."""
     host: HostMemory
-    """Where the copies are allocated."""
+    """Device of the copies."""
     copies: dict[int, _HostCopy] = field(default_factory=dict)
     """By the key of the storage (`_key`), once they have been offloaded."""
     offloaded: bool = False

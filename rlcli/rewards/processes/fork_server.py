@@ -158,7 +158,7 @@ class StartAnswer(TypedDict):
     status: int | None
     """Exit status of the former worker, negative for a signal; None if there was none."""
     killed: bool
-    """Whether the former worker was ended by a SIGKILL from outside."""
+    """True if the former worker was ended by a SIGKILL from outside."""
 
 
 Answer = LoadedAnswer | FailedAnswer | StartAnswer

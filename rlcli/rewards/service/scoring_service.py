@@ -72,11 +72,11 @@ class FrameFields(TypedDict, total=False):
     finish_reason: FinishReason | Literal[""]
     """Why its generation ended; empty: unknown."""
     thinking: bool
-    """Whether the prompt ends within an open <think>."""
+    """True if the prompt ends within an open <think>."""
     conversation: Sequence[Mapping[str, object]]
     """All messages of a conversation, the prompt's included."""
     environment: Mapping[str, object]
-    """What the environment reported of it."""
+    """Report of the environment on it."""
     rivals: Sequence[tuple[bytes, int]]
     """Token ids of each other response, and its number of trailing ids without text."""
     step: int

@@ -43,7 +43,7 @@ class ServerPlace:
     log: Path
     """File for its output."""
     classifies: bool = False
-    """Whether it returns the logits of a sequence classifier instead of text."""
+    """True if it returns the logits of a sequence classifier instead of text."""
     devices: tuple[int, ...] = ()
     """Its GPUs; empty: those that this process sees."""
     group: str = ""

@@ -14,7 +14,7 @@ from rlcli.support import owned_main
 from rlcli.support.redact import without_secrets
 
 END_S = 10.0
-"""How long the processes of a server may take to end by themselves."""
+"""Time that the processes of a server may take to end by themselves."""
 HUB_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 """Environment variables with which a server loads a model from the hub."""
 TAIL_LINES, TAIL_TEXT = 6, 1000

@@ -29,7 +29,7 @@ class BatchSource(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Whether samples of the next step have been generated."""
+        """True if samples of the next step have been generated."""
         ...
 
     def take(self, step: int) -> RolloutBatch:

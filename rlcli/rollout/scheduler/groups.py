@@ -73,7 +73,7 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it waits for a step, with all its samples."""
+        """True if it waits for a step, with all its samples."""
         return self.state is GroupState.COMPLETE
 
     @property

@@ -72,7 +72,7 @@ class Rollouts(ABC):
 
     @property
     def has_started(self) -> bool:
-        """Whether samples of the next step have been generated."""
+        """True if samples of the next step have been generated."""
         return self.totals.stats.rounds > 0
 
     def state(self) -> tuple[SourceState, list[ShardRef]]:

@@ -66,5 +66,5 @@ def exclusion_reasons(
 
 
 def compares_group(algorithm: Algorithm) -> bool:
-    """Whether the algorithm compares the samples of one prompt with one another."""
+    """True if the algorithm compares the samples of one prompt with one another."""
     return algorithm.selects_pairs or "groups" in algorithm.advantage.needs

@@ -64,13 +64,13 @@ class StreamingRollouts(Rollouts):
         return len(self._oldest) == self._batch_size and all(group.is_complete for group in self._oldest)
 
     def _has_work(self, capacity: int) -> bool:
-        """Whether new groups may be drawn, or some are incomplete."""
+        """True if new groups may be drawn, or some are incomplete."""
         groups = self.buffer.groups
         return (len(groups) < capacity and not self._is_exhausted) or len(self.buffer.complete) < len(groups)
 
     @property
     def _is_exhausted(self) -> bool:
-        """Whether no more groups may be drawn for this step."""
+        """True if no more groups may be drawn for this step."""
         rules = self.config.dynamic_sampling
         return rules.keep != "all" and self.totals.stats.groups >= rules.max_batches * self._batch_size
 

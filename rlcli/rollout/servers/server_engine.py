@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STEP_S = 0.02
-"""How long a step waits for a response to finish."""
+"""Time that a step waits for a response to finish."""
 
 
 class ServerEngine:

@@ -43,7 +43,7 @@ START_S = 600.0
 STARTS = 3
 """Starts in a row without an answer, after which a server of this run is given up."""
 REFUSED_S = 30.0
-"""How long servers that all refuse are asked again: others may be starting in their place."""
+"""Time for which servers that all refuse are asked again: others may be starting in their place."""
 TRIES = 3
 """Servers that may be lost while they generate the same response."""
 ABORT_S = 0.1
@@ -73,7 +73,7 @@ class Member:
     finished: int = 0
     """Responses that it has generated."""
     lost: int = 0
-    """How many times it was lost."""
+    """Number of times it was lost."""
     failed_starts: int = 0
     """Failed starts in a row."""
     refused_at: float | None = None
@@ -81,7 +81,7 @@ class Member:
     version: int = 0
     """Version of its weights."""
     leaves: bool = False
-    """Whether it gets no more requests, because it leaves."""
+    """True if it gets no more requests, because it leaves."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the state changes."""
 
@@ -91,7 +91,7 @@ class Member:
 
     @property
     def refuses(self) -> bool:
-        """Whether it answers, and has refused to be attached for a long time."""
+        """True if it answers, and has refused to be attached for a long time."""
         return self.refused_at is not None and time.monotonic() - self.refused_at > REFUSED_S
 
     @property

@@ -40,7 +40,7 @@ class Ask:
     position: int = 0
     """Number of `tokens` that belong to the response."""
     prompt_log_probs: bool = False
-    """Whether the answer has the log-probs of `tokens`."""
+    """True if the answer has the log-probs of `tokens`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ServerKind(Protocol):
 
     @staticmethod
     async def is_there(link: Link) -> bool:
-        """Whether the server that answers is one of this kind."""
+        """True if the server that answers is one of this kind."""
         ...
 
     async def attach(self) -> None:

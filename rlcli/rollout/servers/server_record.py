@@ -45,7 +45,7 @@ class ServerState(TypedDict):
     finished: int
     """Responses that it has generated."""
     lost: int
-    """How many times it was lost."""
+    """Number of times it was lost."""
     weights: int
     """Version of its weights."""
     pid: int | None

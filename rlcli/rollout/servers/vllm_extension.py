@@ -31,9 +31,9 @@ class Attached(TypedDict):
     configured: dict[str, object]
     """Its model's values of `CONFIGURED`."""
     by_counter: bool
-    """Whether draws depend on (seed, position) only, by our sampler."""
+    """True if draws depend on (seed, position) only, by our sampler."""
     by_place: bool
-    """Whether they do so by vLLM's own sampler."""
+    """True if they do so by vLLM's own sampler."""
 
 
 class LoadResult(TypedDict, total=False):

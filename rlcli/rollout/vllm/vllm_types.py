@@ -47,12 +47,12 @@ class CompletionOutput(Protocol):
 
 
 class RequestOutput(Protocol):
-    """What a step of the engine returns of one request."""
+    """Output of one request in a step of the engine."""
 
     request_id: str
     """Name under which it was added."""
     finished: bool
-    """Whether this is its last output."""
+    """True if this is its last output."""
     prompt_token_ids: Sequence[int]
     """Ids of the prompt."""
     outputs: Sequence[CompletionOutput]
@@ -253,7 +253,7 @@ class LlmEngine(Protocol):
         ...
 
     def is_sleeping(self) -> bool:
-        """Whether its memory is released."""
+        """True if its memory is released."""
         ...
 
 
@@ -305,10 +305,10 @@ class Multimodal(Protocol):
 
 
 def is_custom_op(layer: nn.Module) -> TypeGuard[CustomOp]:
-    """Whether the computation of this layer can be replaced."""
+    """True if the computation of this layer can be replaced."""
     return hasattr(layer, "_forward_method")
 
 
 def is_multimodal(model: nn.Module) -> TypeGuard[Multimodal]:
-    """Whether this model has a vision encoder."""
+    """True if this model has a vision encoder."""
     return bool(getattr(model, "supports_multimodal", False))

@@ -52,7 +52,7 @@ class ConversationState:
     losses: int = 0
     """Tries that were lost with their process."""
     alone: bool = False
-    """Whether its environment's process works at one call at a time, because this session may have ended one."""
+    """True if its environment's process works at one call at a time, because this session may have ended one."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Conversations:
 
     @property
     def replaying(self) -> bool:
-        """Whether recorded turns are being replayed, or the answer to the last one has not arrived."""
+        """True if recorded turns are being replayed, or the answer to the last one has not arrived."""
         replayed = all(state.replay is None for state in self._states.values())
         self._replaying = self._replaying and not (replayed and not self.waiting)
         return self._replaying

@@ -172,7 +172,7 @@ class Saver:
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether copies of images are written: not with parts."""
+        """True if copies of images are written: not with parts."""
         return bool(self._path)
 
     def wait_for(self, item: PendingSample) -> None:

@@ -193,7 +193,7 @@ class RolloutRole:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker verifies and keeps the samples of its engine."""
+        """True if this worker verifies and keeps the samples of its engine."""
         return self.scorer is not None
 
     def _start_round(self, call: RolloutArguments) -> RolloutRound:
@@ -208,7 +208,7 @@ class RolloutRole:
         return self._streaming
 
     def _is_over(self, slice: Slice | None, steps: int, started: float, exchanges: bool) -> bool:
-        """Whether the slice ends now, for all workers that share the engine."""
+        """True if the slice ends now, for all workers that share the engine."""
         if slice is None:
             return False
         if slice.seconds is None:

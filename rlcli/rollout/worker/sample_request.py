@@ -25,12 +25,12 @@ class SampleRequest:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether decoding is greedy."""
+        """True if decoding is greedy."""
         return self.sample == GREEDY
 
     @property
     def is_resumed(self) -> bool:
-        """Whether an earlier round aborted it."""
+        """True if an earlier round aborted it."""
         return self.sample in self.task.partial
 
     def so_far(self) -> Trajectory:

@@ -29,9 +29,9 @@ class TokenSource(ABC):
     """
 
     resumes_finished: ClassVar[bool] = False
-    """Whether `open` accepts a finished response that waits for the rest of its group."""
+    """True if `open` accepts a finished response that waits for the rest of its group."""
     is_waiting = False
-    """Whether a sample needs an answer of its environment or agent before the engine can finish it."""
+    """True if a sample needs an answer of its environment or agent before the engine can finish it."""
 
     def __init__(self, engine: Engine, in_flight: InFlight, assembler: SampleAssembler | None) -> None:
         self._engine, self._in_flight, self._assembler = engine, in_flight, assembler
@@ -191,12 +191,12 @@ class Turns(TokenSource):
 
     @property
     def _awaits_answers(self) -> bool:
-        """Whether environments or agents have not answered."""
+        """True if environments or agents have not answered."""
         return False
 
     @property
     def _must_wait(self) -> bool:
-        """Whether the engine must not step before they answer."""
+        """True if the engine must not step before they answer."""
         return False
 
 

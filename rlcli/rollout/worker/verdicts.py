@@ -25,7 +25,7 @@ class Verification:
     scorer: ScoringClient
     """Client of the scoring service."""
     thinking: bool = False
-    """Whether prompts end within an open <think>."""
+    """True if prompts end within an open <think>."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end a response, and are not part of its text."""
     grouped: frozenset[str] = frozenset()

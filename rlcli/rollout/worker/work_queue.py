@@ -47,9 +47,9 @@ class WorkGrant:
     take: tuple[int, ...] = ()
     """Indexes of tasks in the queue that it starts."""
     stop: bool = False
-    """Whether the round is over, so that it aborts unfinished requests."""
+    """True if the round is over, so that it aborts unfinished requests."""
     done: bool = False
-    """Whether it will get no more tasks."""
+    """True if it will get no more tasks."""
 
 
 class WorkQueue:

@@ -96,7 +96,7 @@ def reward_metrics(samples: SampleTable) -> dict[str, float]:
 
 
 def exclusion_metrics(reasons: Int8[np.ndarray, " S"]) -> dict[str, float]:
-    """How many samples do not count, in total and by reason. reasons: as from `sample_filter.exclusion_reasons`."""
+    """Number of samples that do not count, in total and by reason. reasons: from `sample_filter.exclusion_reasons`."""
     import numpy as np
 
     counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()

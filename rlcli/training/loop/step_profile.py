@@ -113,10 +113,10 @@ def write_trace(path: Path, driver: Sequence[Span], ranks: Mapping[str, Path]) -
 
 
 class TraceEvent(TypedDict):
-    """What an event of a trace has to have; those of torch's profiler have more."""
+    """Fields that an event of a trace has to have; those of torch's profiler have more."""
 
     name: str
-    """What ran."""
+    """Function or kernel that ran."""
     cat: str
     """Category, such as `kernel`."""
     tid: int | str

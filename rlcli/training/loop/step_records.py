@@ -155,7 +155,7 @@ class TimelineLane(TypedDict):
     name: str
     """Its process, such as `worker 0`."""
     spans: list[list[str | float]]
-    """What the process did: label, begin and end, in seconds."""
+    """Activities of the process: label, begin and end, in seconds."""
 
 
 def lanes_since(start: float, lanes: Mapping[str, Lane]) -> list[TimelineLane]:

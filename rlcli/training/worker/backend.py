@@ -50,7 +50,7 @@ class TrainingBackend(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of computation, export and weight sync."""
+        """Dtype of computation, export and weight sync."""
         ...
 
     def backward(self, loss: Float[Tensor, ""], sums: Mapping[str, Tensor]) -> None:

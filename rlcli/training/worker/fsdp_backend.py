@@ -308,7 +308,7 @@ class FsdpBackend(Generic[Outputs]):
         return bool(all_finite)
 
     def _expert_metrics(self) -> dict[str, float]:
-        """How the update's tokens were spread over the experts, if there are any: the same on all ranks."""
+        """Distribution of the update's tokens over the experts, if there are any: the same on all ranks."""
         import torch.distributed as dist
 
         from rlcli.model.mixture.routing import load_metrics, replay_metrics

@@ -68,7 +68,7 @@ class TokenColumns(Columns):
     teacher_log_probs: Column[Tensor] = Column("float32", "R")
     """log ν. From `TeacherRole`, like the next three."""
     teacher_agrees: Column[Tensor] = Column("bool", "R")
-    """Whether the token is the teacher's likeliest."""
+    """True if the token is the teacher's likeliest."""
     teacher_top: Column[Tensor] = Column("int64", "R", "K")
     """Ids of the teacher's K likeliest tokens."""
     teacher_top_log_probs: Column[Tensor] = Column("float32", "R", "K")
@@ -86,7 +86,7 @@ class TokenColumns(Columns):
     kept: Column[Tensor] = Column("bool", "R")
     """The tokens that no correction rejects. From `fill_kept`."""
     kept_indexes: Column[Tensor] = Column("int64", "kept tokens")
-    """Where `kept` is true. From `fill_kept`."""
+    """Positions where `kept` is true. From `fill_kept`."""
 
 
 @dataclass

@@ -25,10 +25,10 @@ KERNELS = ("rms_norm", "fused_add_rms_norm")
 
 
 class Norm(Protocol):
-    """What `_norm` uses of vLLM's `RMSNorm`."""
+    """Attributes of vLLM's `RMSNorm` that `_norm` uses."""
 
     has_weight: bool
-    """Whether the normed values are multiplied by `weight`."""
+    """True if the normed values are multiplied by `weight`."""
     weight: Float[Tensor, " H"]
     """Factors of the normed values."""
     variance_epsilon: float

@@ -28,14 +28,14 @@ class Convolution(Protocol):
 
 
 class DeltaNetLayer(CustomOp, Protocol):
-    """What is used of vLLM's `QwenGatedDeltaNetAttention`."""
+    """Attributes that are used of vLLM's `QwenGatedDeltaNetAttention`."""
 
     prefix: str
     """Name of the layer."""
     tp_size: int
     """Ranks that share the layer."""
     gqa_interleaved_layout: bool
-    """Whether projections are ordered by key head, as in Qwen3-Next."""
+    """True if projections are ordered by key head, as in Qwen3-Next."""
     num_k_heads: int
     """Heads of queries and keys, of all ranks."""
     num_v_heads: int

@@ -37,7 +37,7 @@ class ProcessedImages(NamedTuple):
     """Images of a prompt in the form of vLLM's processor."""
 
     items: MultiModalKwargsItems
-    """What the model takes of them."""
+    """Values that the model takes of them."""
     hashes: list[str]
     """Hash of each image, for vLLM's caches."""
 

@@ -22,7 +22,7 @@ NAMES = {
     ".mlp.experts.down_proj": (".mlp.experts.routed_experts.w2_weight", ".mlp.experts.w2_weight"),
     ".mlp.experts.down_proj_bias": (".mlp.experts.routed_experts.w2_bias", ".mlp.experts.w2_bias"),
 }
-"""How names end in checkpoints, and in vLLM's releases."""
+"""Endings of names in checkpoints, and in vLLM's releases."""
 ADDED = ".mlp.experts.down_proj_bias"
 """What all ranks' outputs together get once: the first rank has it, and the others zeros."""
 

@@ -1,1 +1,1 @@
-"""How the trained weights reach the engines: written in place, broadcast, or through Ray's object store."""
+"""Transfer of the trained weights to the engines: written in place, broadcast, or through Ray's object store."""

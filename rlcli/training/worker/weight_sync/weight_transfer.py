@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NamedTensor = tuple[str, "Tensor"]
 Header = list[tuple[str, str, list[int], int, int]]
-"""Of each tensor in a bucket: name, dtype, shape, first byte in the buffer, bytes."""
+"""Layout of each tensor in a bucket: name, dtype, shape, first byte in the buffer, bytes."""
 
 BUCKET_BYTES = 256 << 20
 """Bytes of tensors in one bucket, unless a single one is larger."""
