@@ -198,14 +198,14 @@ REWARDS = {"maxrl": st.one_of(eighths, st.sampled_from([0.0, 1.0]))}
 def steps(draw: st.DrawFn, rewards: st.SearchStrategy[float] = any_reward) -> list[Response]:
     """The responses of a step, groups interleaved, labels neither sorted nor dense, some responses empty."""
     labels = draw(st.lists(st.integers(-(2**40), 2**40), unique=True, min_size=1, max_size=4))
-    found = []
+    responses = []
     for label in labels:
         constant = draw(st.booleans())
         reward = draw(rewards)
         for _ in range(draw(st.integers(1, 5))):
             parts = (reward, 0.3) if constant else (draw(rewards), draw(st.sampled_from([0.0, 1.0])))
-            found.append(Response(label, parts[0], draw(st.integers(0, 5)), draw(eighths), parts))
-    return draw(st.permutations(found))
+            responses.append(Response(label, parts[0], draw(st.integers(0, 5)), draw(eighths), parts))
+    return draw(st.permutations(responses))
 
 
 @pytest.mark.parametrize("name", REFERENCES)

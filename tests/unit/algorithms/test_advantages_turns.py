@@ -31,46 +31,50 @@ class Conversation(NamedTuple):
     turns: Sequence[Turn]
 
 
-def apply(name: str, found: Sequence[Conversation], width: int = 0, **options: Any) -> list[list[float]]:
+def apply(name: str, conversations: Sequence[Conversation], width: int = 0, **options: Any) -> list[list[float]]:
     """The advantage of each turn. width: of the columns, at least the most turns."""
-    width = max([width, 1, *(len(one.turns) for one in found)])
+    width = max([width, 1, *(len(conversation.turns) for conversation in conversations)])
 
     def column(values: list[list[Any]], dtype: torch.dtype) -> Tensor:
         padded = [row + [0] * (width - len(row)) for row in values]
         return torch.tensor(padded, dtype=dtype).reshape(-1, width)
 
     inputs = {
-        "turn_rewards": column([[turn.reward for turn in one.turns] for one in found], torch.float64),
-        "turn_states": column([[turn.state for turn in one.turns] for one in found], torch.int64),
-        "turns": torch.tensor([len(one.turns) for one in found], dtype=torch.int64),
-        "groups": torch.tensor([one.group for one in found], dtype=torch.int64),
+        "turn_rewards": column(
+            [[turn.reward for turn in conversation.turns] for conversation in conversations], torch.float64
+        ),
+        "turn_states": column(
+            [[turn.state for turn in conversation.turns] for conversation in conversations], torch.int64
+        ),
+        "turns": torch.tensor([len(conversation.turns) for conversation in conversations], dtype=torch.int64),
+        "groups": torch.tensor([conversation.group for conversation in conversations], dtype=torch.int64),
     }
     got = advantages.part(name, options)(AdvantageInputs(**inputs))
     assert isinstance(got, Tensor)
     assert got.dtype == torch.float64
-    for row, one in zip(got, found, strict=True):
-        assert not row[len(one.turns) :].any(), "behind the last turn nothing is learned"
-    return [row[: len(one.turns)].tolist() for row, one in zip(got, found, strict=True)]
+    for row, conversation in zip(got, conversations, strict=True):
+        assert not row[len(conversation.turns) :].any(), "behind the last turn nothing is learned"
+    return [row[: len(conversation.turns)].tolist() for row, conversation in zip(got, conversations, strict=True)]
 
 
 # --- references -------------------------------------------------------------------------------------------------------
 
 
-def to_go(one: Conversation, gamma: float = 1.0) -> list[float]:
+def to_go(conversation: Conversation, gamma: float = 1.0) -> list[float]:
     return [
-        math.fsum(gamma ** (k - t) * one.turns[k].reward for k in range(t, len(one.turns)))
-        for t in range(len(one.turns))
+        math.fsum(gamma ** (k - t) * conversation.turns[k].reward for k in range(t, len(conversation.turns)))
+        for t in range(len(conversation.turns))
     ]
 
 
-def turn_rloo(found: Sequence[Conversation]) -> list[list[float]]:
+def turn_rloo(conversations: Sequence[Conversation]) -> list[list[float]]:
     result = []
-    for i, one in enumerate(found):
-        others = [to_go(other) for j, other in enumerate(found) if j != i and other.group == one.group]
+    for i, conversation in enumerate(conversations):
+        others = [to_go(other) for j, other in enumerate(conversations) if j != i and other.group == conversation.group]
         row = []
-        for t, own in enumerate(to_go(one)):
+        for t, own_return in enumerate(to_go(conversation)):
             theirs = [other[t] if t < len(other) else 0.0 for other in others]
-            row.append(own - math.fsum(theirs) / len(theirs) if theirs else 0.0)
+            row.append(own_return - math.fsum(theirs) / len(theirs) if theirs else 0.0)
         result.append(row)
     return result
 
@@ -84,21 +88,23 @@ def compared(value: float, among: Sequence[float], scale: str) -> float:
 
 
 def gigpo(
-    found: Sequence[Conversation], gamma: float = 1.0, omega: float = 1.0, scale: str = "group"
+    conversations: Sequence[Conversation], gamma: float = 1.0, omega: float = 1.0, scale: str = "group"
 ) -> list[list[float]]:
     result = []
-    for one in found:
-        group = [other for other in found if other.group == one.group]
-        episode = compared(to_go(one)[0], [to_go(other)[0] for other in group], scale) if one.turns else 0.0
+    for conversation in conversations:
+        group = [other for other in conversations if other.group == conversation.group]
+        episode = (
+            compared(to_go(conversation)[0], [to_go(other)[0] for other in group], scale) if conversation.turns else 0.0
+        )
         row = []
-        for turn, own in zip(one.turns, to_go(one, gamma), strict=True):
+        for turn, own_return in zip(conversation.turns, to_go(conversation, gamma), strict=True):
             anchored = [
                 theirs
                 for other in group
                 for step, theirs in zip(other.turns, to_go(other, gamma), strict=True)
                 if step.state == turn.state
             ]
-            row.append(episode + omega * compared(own, anchored, scale))
+            row.append(episode + omega * compared(own_return, anchored, scale))
         result.append(row)
     return result
 
@@ -118,39 +124,39 @@ halves = st.sampled_from([0.0, 0.5, 1.0])
 
 
 @relaxed
-@given(found=conversations, width=st.integers(0, 8))
-def test_turn_rloo_equals_the_loop_over_the_others(found: list[Conversation], width: int) -> None:
-    assert close(apply("turn_rloo", found, width), turn_rloo(found))
+@given(batch=conversations, width=st.integers(0, 8))
+def test_turn_rloo_equals_the_loop_over_the_others(batch: list[Conversation], width: int) -> None:
+    assert close(apply("turn_rloo", batch, width), turn_rloo(batch))
 
 
 @relaxed
 @given(
-    found=conversations, width=st.integers(0, 8), gamma=halves, omega=halves, scale=st.sampled_from(["group", "none"])
+    batch=conversations, width=st.integers(0, 8), gamma=halves, omega=halves, scale=st.sampled_from(["group", "none"])
 )
 def test_gigpo_equals_the_loop_over_anchors(
-    found: list[Conversation], width: int, gamma: float, omega: float, scale: str
+    batch: list[Conversation], width: int, gamma: float, omega: float, scale: str
 ) -> None:
-    got = apply("gigpo", found, width, gamma=gamma, scale=scale, omega=omega)
-    assert close(got, gigpo(found, gamma, omega, scale), 1e-8)
+    got = apply("gigpo", batch, width, gamma=gamma, scale=scale, omega=omega)
+    assert close(got, gigpo(batch, gamma, omega, scale), 1e-8)
 
 
 @pytest.mark.parametrize("name", ["turn_rloo", "gigpo"])
 @relaxed
-@given(found=conversations, data=st.data())
+@given(batch=conversations, data=st.data())
 def test_permuting_the_conversations_permutes_their_advantages(
-    name: str, found: list[Conversation], data: st.DataObject
+    name: str, batch: list[Conversation], data: st.DataObject
 ) -> None:
-    order = data.draw(st.permutations(range(len(found))))
-    plain = apply(name, found)
-    assert close(apply(name, [found[i] for i in order]), [plain[i] for i in order])
+    order = data.draw(st.permutations(range(len(batch))))
+    plain = apply(name, batch)
+    assert close(apply(name, [batch[i] for i in order]), [plain[i] for i in order])
 
 
 @relaxed
-@given(found=st.lists(st.tuples(st.integers(0, 2), st.floats(-9.0, 9.0)), max_size=8))
-def test_with_a_single_turn_they_are_rloo_and_grpo_to_the_bit(found: list[tuple[int, float]]) -> None:
-    single = [Conversation(group, [Turn(0, reward)]) for group, reward in found]
-    rewards = torch.tensor([reward for _, reward in found], dtype=torch.float64)
-    groups = torch.tensor([group for group, _ in found], dtype=torch.int64)
+@given(grouped_rewards=st.lists(st.tuples(st.integers(0, 2), st.floats(-9.0, 9.0)), max_size=8))
+def test_with_a_single_turn_they_are_rloo_and_grpo_to_the_bit(grouped_rewards: list[tuple[int, float]]) -> None:
+    single = [Conversation(group, [Turn(0, reward)]) for group, reward in grouped_rewards]
+    rewards = torch.tensor([reward for _, reward in grouped_rewards], dtype=torch.float64)
+    groups = torch.tensor([group for group, _ in grouped_rewards], dtype=torch.int64)
     inputs = AdvantageInputs(rewards=rewards, groups=groups)
     assert apply("turn_rloo", single) == advantages.groups.rloo(inputs)[:, None].tolist()
     grpo = advantages.groups.grpo(inputs)[:, None]
@@ -179,12 +185,12 @@ def test_a_step_without_conversations_has_no_advantages(name: str) -> None:
 
 
 def test_a_turn_that_nobody_else_reached_is_compared_with_nothing_earned() -> None:
-    found = [
+    conversations = [
         Conversation(0, [Turn(0, 0.0), Turn(1, 1.0)]),
         Conversation(0, [Turn(0, 0.5)]),
         Conversation(0, [Turn(0, 0.0)]),
     ]
-    assert apply("turn_rloo", found) == [[0.75, 1.0], [0.0], [-0.75]]
+    assert apply("turn_rloo", conversations) == [[0.75, 1.0], [0.0], [-0.75]]
 
 
 def test_gigpo_refuses_an_unknown_scale() -> None:
@@ -245,9 +251,11 @@ def expected(theta: Tensor, size: int, estimate: Callable[[Sequence[Path]], list
     for group in product(paths(), repeat=size):
         logs = log_probs(theta)
         chance = chance_of(logs, tuple(step for path in group for step in path)).item()
-        found = estimate(group)
+        estimates = estimate(group)
         terms = [
-            a * logs[step] for path, row in zip(group, found, strict=True) for a, step in zip(row, path, strict=True)
+            a * logs[step]
+            for path, row in zip(group, estimates, strict=True)
+            for a, step in zip(row, path, strict=True)
         ]
         (gradient,) = torch.autograd.grad(torch.stack(terms).sum() / size, theta)
         total += chance * gradient
@@ -262,12 +270,12 @@ def by_turn_then_summed(group: Sequence[Path]) -> list[list[float]]:
     """The trap: each turn's reward less the mean of that turn's, added up over the turns that were taken."""
     rewards = [rewards_of(path) for path in group]
     result = []
-    for i, own in enumerate(rewards):
+    for i, own_rewards in enumerate(rewards):
         less = []
-        for t, reward in enumerate(own):
+        for t, reward in enumerate(own_rewards):
             others = [other[t] for j, other in enumerate(rewards) if j != i and len(other) > t]
             less.append(reward - (sum(others) / len(others) if others else 0.0))
-        result.append([sum(less[t:]) for t in range(len(own))])
+        result.append([sum(less[t:]) for t in range(len(own_rewards))])
     return result
 
 

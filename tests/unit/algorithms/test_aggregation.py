@@ -57,9 +57,9 @@ def inputs(rows: list[tuple[list[float], int]], denominators: Denominators) -> d
     }
 
 
-def aggregate(name: str, given: dict[str, Any]) -> Tensor:
-    columns = {column: given[column] for column in ("sequence", "lengths", "group_tokens")}
-    return aggregation.part(name)(given["values"], LossInputs(**columns), given["denominators"])
+def aggregate(name: str, micro_batch: dict[str, Any]) -> Tensor:
+    columns = {column: micro_batch[column] for column in ("sequence", "lengths", "group_tokens")}
+    return aggregation.part(name)(micro_batch["values"], LossInputs(**columns), micro_batch["denominators"])
 
 
 def rows_of(groups: list[Group]) -> list[tuple[list[float], int]]:
@@ -73,11 +73,11 @@ def denominators_of(groups: list[Group], longest: int) -> Denominators:
 
 def run(name: str, rows: list[tuple[list[float], int]], denominators: Denominators) -> tuple[Tensor, Tensor]:
     """The scalar and its gradient."""
-    given = inputs(rows, denominators)
-    scalar = aggregate(name, given)
+    columns = inputs(rows, denominators)
+    scalar = aggregate(name, columns)
     assert scalar.shape == ()
     assert scalar.dtype == torch.float64
-    (gradient,) = torch.autograd.grad(scalar, given["values"])
+    (gradient,) = torch.autograd.grad(scalar, columns["values"])
     return scalar.detach(), gradient
 
 
@@ -103,7 +103,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, data: st.D
     """Also where a group is torn apart, and in any order."""
     rows = rows_of(groups)
     denominators = denominators_of(groups, 6)
-    whole, gradient = run(name, rows, denominators)
+    expected, gradient = run(name, rows, denominators)
     order = data.draw(st.permutations(range(len(rows))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
     total = torch.zeros((), dtype=torch.float64)
@@ -114,18 +114,18 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, data: st.D
         total += scalar
         for i, piece in zip(order[start:end], grown.split([len(response) for response, _ in part]), strict=True):
             pieces[i] = piece.tolist()
-    torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
     assert [value for i in sorted(pieces) for value in pieces[i]] == gradient.tolist()
 
 
 @pytest.mark.parametrize("name", MODES)
 def test_the_gradient_is_right(name: str) -> None:
-    given = inputs(rows_of([[[1.0, 3.0], [], [6.0]], [[5.0]]]), Denominators(4, 4, 8, groups=2))
+    columns = inputs(rows_of([[[1.0, 3.0], [], [6.0]], [[5.0]]]), Denominators(4, 4, 8, groups=2))
 
     def scalar(values: Tensor) -> Tensor:
-        return aggregate(name, given | {"values": values})
+        return aggregate(name, columns | {"values": values})
 
-    assert torch.autograd.gradcheck(scalar, given["values"])
+    assert torch.autograd.gradcheck(scalar, columns["values"])
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -136,8 +136,8 @@ def test_a_minibatch_of_empty_responses_aggregates_to_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_the_result_has_the_dtype_of_the_values(name: str) -> None:
-    given = inputs([([1.0, 2.0], 2)], Denominators(2, 1, 8))
-    assert aggregate(name, given | {"values": torch.ones(2)}).dtype == torch.float32
+    columns = inputs([([1.0, 2.0], 2)], Denominators(2, 1, 8))
+    assert aggregate(name, columns | {"values": torch.ones(2)}).dtype == torch.float32
 
 
 def test_only_the_group_mean_weighs_prompts_alike() -> None:

@@ -129,26 +129,28 @@ REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.3]), torch.tensor([0, 1, 0
 def test_permuting_responses_permutes_their_advantages(name: str) -> None:
     order = torch.tensor([3, 0, 4, 2, 1])
     algorithm = build(advantage=name)
-    made = algorithm.response_advantages(AdvantageInputs(rewards=REWARDS, groups=GROUPS))
+    advantages = algorithm.response_advantages(AdvantageInputs(rewards=REWARDS, groups=GROUPS))
     permuted = algorithm.response_advantages(AdvantageInputs(rewards=REWARDS[order], groups=GROUPS[order]))
-    torch.testing.assert_close(permuted, made[order])
+    torch.testing.assert_close(permuted, advantages[order])
 
 
 def test_options_reach_the_functions_that_take_them() -> None:
     inputs = AdvantageInputs(rewards=REWARDS, groups=GROUPS)
     plain = build(advantage="dr_grpo").response_advantages(inputs)
     assert torch.equal(build(scale="none").response_advantages(inputs), plain)
-    taken = build(select="right", options={"right_above": 0.2})
+    algorithm = build(select="right", options={"right_above": 0.2})
     generator = torch.Generator()
-    assert taken.select_samples(REWARDS, GROUPS, generator).tolist() == [0, 4, 3]
+    assert algorithm.select_samples(REWARDS, GROUPS, generator).tolist() == [0, 4, 3]
     assert build(select="right").select_samples(REWARDS, GROUPS, generator).tolist() == [0, 3]
 
 
 def test_a_selection_draws_from_the_given_generator() -> None:
     algorithm = build(select="best_random")
-    drawn = [algorithm.select_samples(REWARDS, GROUPS, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1)]
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == 5
+    selections = [
+        algorithm.select_samples(REWARDS, GROUPS, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1)
+    ]
+    assert selections[0] == selections[1]
+    assert len(selections[0]) == 5
 
 
 def test_token_advantages_take_what_they_ask_for_and_no_more() -> None:
@@ -158,29 +160,36 @@ def test_token_advantages_take_what_they_ask_for_and_no_more() -> None:
         sequence=torch.tensor([0, 0, 1]),
         lengths=torch.tensor([2, 1]),
     )
-    made = build(advantage="gae").token_advantages(inputs)
-    assert made.returns is not None
-    assert made.returns.tolist() == [1.0, 1.0, 0.0]
+    token_advantages = build(advantage="gae").token_advantages(inputs)
+    assert token_advantages.returns is not None
+    assert token_advantages.returns.tolist() == [1.0, 1.0, 0.0]
     assert build(advantage="gae", gamma=0.0).token_advantages(inputs).advantages[0].item() < 0  # V alone is taken off
     assert build(advantage="reinforce_pp").token_advantages(inputs).returns is None
 
 
 def test_moments_are_taken_over_all_ranks() -> None:
     """The other rank holds a response of one token and reward 4."""
-    both = Ranks(
+    ranks = Ranks(
         add=lambda t: t + torch.stack([t.new_tensor(1.0), t.new_tensor(4.0)]) if t.ndim else t + (4.0 - 4 / 3) ** 2,
         gather=lambda t: torch.zeros(1, dtype=t.dtype),
     )
     rewards, sequence = torch.tensor([0.0, 0.0], dtype=torch.float64), torch.tensor([0, 1])
-    inputs = AdvantageInputs(token_rewards=rewards, sequence=sequence, ranks=both)
-    made = build(advantage="reinforce_pp").token_advantages(inputs)
-    assert made.advantages.tolist() == pytest.approx([-(4 / 3) / (16 / 3) ** 0.5] * 2)  # mean 4/3, variance 16/3
+    inputs = AdvantageInputs(token_rewards=rewards, sequence=sequence, ranks=ranks)
+    token_advantages = build(advantage="reinforce_pp").token_advantages(inputs)
+    assert token_advantages.advantages.tolist() == pytest.approx(
+        [-(4 / 3) / (16 / 3) ** 0.5] * 2
+    )  # mean 4/3, variance 16/3
 
 
 def test_selected_tokens_come_from_the_selector_of_the_losss_name() -> None:
     algorithm = build(loss="kl_cov", options={"cov_share": 0.5})
-    old_log_probs, made = torch.tensor([-4.0, -3.0, -1.0, 0.0]), torch.tensor([-1.0, 1.0, -1.0, 1.0])
-    assert algorithm.select_tokens(old_log_probs, made, torch.rand(4), ALONE).tolist() == [True, False, False, True]
+    old_log_probs, advantages = torch.tensor([-4.0, -3.0, -1.0, 0.0]), torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    assert algorithm.select_tokens(old_log_probs, advantages, torch.rand(4), ALONE).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_broken_invariant_is_an_error() -> None:
@@ -428,7 +437,7 @@ def test_corrections_that_do_not_go_together_are_refused(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "several"),
+    ("name", "single", "several"),
     [
         ("token_tis", False, True),
         ("bypass", False, False),
@@ -436,9 +445,9 @@ def test_corrections_that_do_not_go_together_are_refused(changes: dict[str, Any]
         ("bypass * token_mask", True, True),
     ],
 )
-def test_old_log_probs_are_computed_where_something_looks_at_them(name: str, one: bool, several: bool) -> None:
+def test_old_log_probs_are_computed_where_something_looks_at_them(name: str, single: bool, several: bool) -> None:
     algorithm = build(correction=name)
-    assert (algorithm.needs_old_log_probs(1), algorithm.needs_old_log_probs(4)) == (one, several)
+    assert (algorithm.needs_old_log_probs(1), algorithm.needs_old_log_probs(4)) == (single, several)
     assert algorithm.rejects == algorithm.works_on_tokens == ("mask" in name)
     assert algorithm.skips_zero_advantages == ("mask" not in name)
 
@@ -463,18 +472,18 @@ def test_a_kl_estimate_of_ones_own_gets_its_options(register: Register) -> None:
         return (inputs.log_probs - inputs.reference_log_probs).abs() ** power
 
     register(kl, "mine", mine, needs=["log_probs", "reference_log_probs"])
-    given = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -4.0])
-    assert build(kl_estimator="mine", options={"power": 2.0}).divergence(*given).tolist() == [1.0, 4.0]
-    assert build(kl_estimator="k1").divergence(*given).tolist() == [1.0, 2.0]
+    log_probs = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -4.0])
+    assert build(kl_estimator="mine", options={"power": 2.0}).divergence(*log_probs).tolist() == [1.0, 4.0]
+    assert build(kl_estimator="k1").divergence(*log_probs).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("loss", "skips"),
     [
         (losses.plain.gpg, True),
-        (lambda of: losses.base.unclipped(of.advantages + 0 * of.log_probs), True),
-        (lambda of: losses.base.unclipped(-of.log_probs), False),
-        (lambda of: losses.base.unclipped(of.advantages * of.log_probs + of.log_probs.exp()), False),
+        (lambda inputs: losses.base.unclipped(inputs.advantages + 0 * inputs.log_probs), True),
+        (lambda inputs: losses.base.unclipped(-inputs.log_probs), False),
+        (lambda inputs: losses.base.unclipped(inputs.advantages * inputs.log_probs + inputs.log_probs.exp()), False),
     ],
 )
 def test_whether_a_loss_of_ones_own_vanishes_is_tried(

@@ -88,8 +88,8 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
     }
     assert set(rows) == set(expected)
     for kind, inputs in expected.items():
-        named = {word.strip("`") for word in rows[kind].replace(",", " ").split() if word.startswith("`")}
-        assert {word for word in named if "." not in word} == inputs, kind
+        documented = {word.strip("`") for word in rows[kind].replace(",", " ").split() if word.startswith("`")}
+        assert {word for word in documented if "." not in word} == inputs, kind
 
 
 def test_a_file_read_again_takes_its_own_place_as_it_is_now(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     messages = [{"role": "user", "content": "1+1="}]
     prompts = [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="2")] * 4
     write_rows(folder / "train.parquet", prompts)
-    ((program, *said),) = commands(PAGE)
+    ((program, *arguments),) = commands(PAGE)
     assert program == "rlcli"
-    said[said.index("--model") + 1] = str(folder / "tiny")
-    said[said.index("--data") + 1] = str(folder)
-    said += ["--set", "cluster.device=cpu", "--set", "rollout.prompts_per_step=4", "--set", "cluster.workers=1"]
-    return [*said, "--out", str(folder / "run"), "--dry-run"]
+    arguments[arguments.index("--model") + 1] = str(folder / "tiny")
+    arguments[arguments.index("--data") + 1] = str(folder)
+    arguments += ["--set", "cluster.device=cpu", "--set", "rollout.prompts_per_step=4", "--set", "cluster.workers=1"]
+    return [*arguments, "--out", str(folder / "run"), "--dry-run"]
 
 
 @pytest.mark.long

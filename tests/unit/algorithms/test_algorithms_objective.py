@@ -49,7 +49,7 @@ class Row:
 def rows_of(lengths: list[int], seed: int, zeros: float = 0.2) -> list[Row]:
     """Two responses an entry, of that length and of another, which are a pair; some pairs have advantages of 0."""
     draw = random.Random(seed)
-    made = []
+    rows = []
     for pair, longer in enumerate(lengths):
         size = 0.0 if draw.random() < zeros else draw.uniform(0.1, 2.0)
         for length, advantage in ((longer, size), (draw.randint(0, longer), -size)):
@@ -57,12 +57,12 @@ def rows_of(lengths: list[int], seed: int, zeros: float = 0.2) -> list[Row]:
             new, reference, rollout = ([min(0.0, o + draw.gauss(0.0, 0.5)) for o in old] for _ in range(3))
             selected = [draw.random() < 0.3 for _ in old]
             response = Response(new, old, reference, advantage, pair, selected)
-            made.append(Row(response, rollout, draw.random() < 0.5, pair // 2))
-    return made
+            rows.append(Row(response, rollout, draw.random() < 0.5, pair // 2))
+    return rows
 
 
 @dataclass(frozen=True)
-class Whole:
+class Minibatch:
     """What a minibatch holds, whoever forwards which part of it."""
 
     denominators: Denominators
@@ -70,7 +70,7 @@ class Whole:
     group_tokens: dict[int, int]
 
     @classmethod
-    def of(cls, rows: list[Row]) -> Whole:
+    def of(cls, rows: list[Row]) -> Minibatch:
         tokens = {row.group: 0 for row in rows}
         for row in rows:
             tokens[row.group] += len(row.response.new)
@@ -78,27 +78,32 @@ class Whole:
         return cls(counts, sum(len(row.response.new) for row in rows if row.right), tokens)
 
 
-def inputs_of_rows(rows: list[Row], whole: Whole) -> dict[str, Tensor]:
+def inputs_of_rows(rows: list[Row], minibatch: Minibatch) -> dict[str, Tensor]:
     """All that a micro-batch can have. The entropy is any function of the log-probs that bears a gradient."""
     inputs = packed([row.response for row in rows])
     inputs["rollout_log_probs"] = torch.tensor([value for row in rows for value in row.rollout], dtype=torch.float64)
     inputs["entropy"] = inputs["log_probs"].square()
     inputs["right"] = torch.tensor([row.right for row in rows], dtype=torch.bool)
-    inputs["group_tokens"] = torch.tensor([whole.group_tokens[row.group] for row in rows], dtype=torch.float32)
+    inputs["group_tokens"] = torch.tensor([minibatch.group_tokens[row.group] for row in rows], dtype=torch.float32)
     return inputs
 
 
 def run(
-    algorithm: Algorithm, rows: list[Row], whole: Whole, *, without: tuple[str, ...] = (), entropy_coef: float = 0.0
+    algorithm: Algorithm,
+    rows: list[Row],
+    minibatch: Minibatch,
+    *,
+    without: tuple[str, ...] = (),
+    entropy_coef: float = 0.0,
 ) -> tuple[Objective, Tensor]:
     """The objective of one micro-batch, and its gradient for each of its tokens."""
-    inputs = inputs_of_rows(rows, whole)
+    inputs = inputs_of_rows(rows, minibatch)
     objective = algorithm.objective(
         LossInputs(**inputs).replace(**dict.fromkeys(without)),
-        whole.denominators,
+        minibatch.denominators,
         kl_coef=algorithm.kl.coef,
         entropy_coef=entropy_coef,
-        right_tokens=whole.right_tokens,
+        right_tokens=minibatch.right_tokens,
     )
     (gradient,) = torch.autograd.grad(objective.loss, inputs["log_probs"], allow_unused=True)
     return objective, torch.zeros_like(inputs["log_probs"]) if gradient is None else gradient
@@ -116,10 +121,10 @@ def weights_of(name: str, row: Row) -> list[float]:
     logs = [old - mu for old, mu in zip(row.response.old, row.rollout, strict=True)]
     product, mean = math.exp(math.fsum(logs)), math.exp(math.fsum(logs) / max(len(logs), 1))
     drift = math.fsum(mu - new for new, mu in zip(row.response.new, row.rollout, strict=True)) / max(len(logs), 1)
-    found = []
+    weights = []
     for log in logs:
         r = math.exp(log)
-        found.append(
+        weights.append(
             {
                 "none": 1.0,
                 "bypass": 1.0,
@@ -133,7 +138,7 @@ def weights_of(name: str, row: Row) -> list[float]:
                 "geometric_mask": float(0.999 <= 1 / mean <= 1.001),
             }[name]
         )
-    return found
+    return weights
 
 
 def geometric(weights: list[float]) -> list[float]:
@@ -146,7 +151,7 @@ def objective_reference(rows: list[Row], section: Section, entropy_coef: float) 
     """aggregate(weight · policy loss + β KL − c entropy) + n · NLL of the right ones, in loops."""
     names = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
     sums = dict.fromkeys([*names, "mismatch_tokens", "mismatch_kl", "mismatch_k3", "mismatch_ratio"], 0.0)
-    whole = Whole.of(rows)
+    minibatch = Minibatch.of(rows)
     clips = {} if section.clip_high is None else {"clip_high": section.clip_high}
     behaviour = [row.rollout if section.correction == "bypass" else row.response.old for row in rows]
     responses = [row.response._replace(old=old) for row, old in zip(rows, behaviour, strict=True)]
@@ -181,11 +186,11 @@ def objective_reference(rows: list[Row], section: Section, entropy_coef: float) 
         "seq-mean-token-sum-norm": sum(totals) / n / LONGEST,
         "group-mean-token-mean": sum(
             sum(x for x, row in zip(totals, rows, strict=True) if row.group == group) / max(tokens, 1)
-            for group, tokens in whole.group_tokens.items()
+            for group, tokens in minibatch.group_tokens.items()
         )
-        / max(len(whole.group_tokens), 1),
+        / max(len(minibatch.group_tokens), 1),
     }
-    return loss[section.aggregation] + section.nll_coef * nll / max(whole.right_tokens, 1), sums
+    return loss[section.aggregation] + section.nll_coef * nll / max(minibatch.right_tokens, 1), sums
 
 
 def values_of(sums: dict[str, Tensor]) -> dict[str, float]:
@@ -206,7 +211,7 @@ def fits(loss: str, name: str) -> bool:
 
 
 def check_against_the_papers(rows: list[Row], section: Section, entropy_coef: float) -> None:
-    objective, _ = run(build_algorithm(**section.model_dump()), rows, Whole.of(rows), entropy_coef=entropy_coef)
+    objective, _ = run(build_algorithm(**section.model_dump()), rows, Minibatch.of(rows), entropy_coef=entropy_coef)
     loss, expected = objective_reference(rows, section, entropy_coef)
     assert objective.loss.item() == pytest.approx(loss, rel=1e-9, abs=1e-12)
     sums = values_of(objective.sums)
@@ -259,17 +264,17 @@ def trimmed(rows: list[Row], name: str) -> tuple[list[list[bool]], list[Row]]:
     """The tokens of each row that a rejection keeps, and the rows without the others; those that have lost all of
     their tokens are gone, but not those that never had any."""
     masks = [[weight > 0 for weight in weights_of(name, row)] for row in rows]
-    left = []
+    remaining = []
     for row, mask in zip(rows, masks, strict=True):
         r = row.response
 
         def of(values: list[Any], mask: list[bool] = mask) -> list[Any]:
-            return [value for value, kept in zip(values, mask, strict=True) if kept]
+            return [value for value, keep in zip(values, mask, strict=True) if keep]
 
         shorter = r._replace(new=of(r.new), old=of(r.old), reference=of(r.reference), selected=of(r.selected))
         if any(mask) or not mask:
-            left.append(Row(shorter, of(row.rollout), row.right, row.group))
-    return masks, left
+            remaining.append(Row(shorter, of(row.rollout), row.right, row.group))
+    return masks, remaining
 
 
 @pytest.mark.parametrize("name", REJECTING)
@@ -282,31 +287,35 @@ def test_rejected_samples_leave_loss_kl_entropy_and_denominators(
     """As if the rejected tokens had never been there: against the loops over what is left."""
     section = Section(loss=loss, aggregation=aggregation_name, kl_coef=0.2, nll_coef=0.1, correction=name)
     algorithm, rows = build_algorithm(**section.model_dump()), rows_of(lengths, seed)
-    masks, left = trimmed(rows, name)
-    inputs = inputs_of_rows(rows, Whole.of(rows))
-    kept = algorithm.keep_tokens(LossInputs(**inputs))
-    assert kept.tolist() == [flag for mask in masks for flag in mask]
-    whole = Whole.of(left)
-    loss_of_all, found = 0.0, dict[str, float]()
+    masks, remaining = trimmed(rows, name)
+    inputs = inputs_of_rows(rows, Minibatch.of(rows))
+    keep_mask = algorithm.keep_tokens(LossInputs(**inputs))
+    assert keep_mask.tolist() == [flag for mask in masks for flag in mask]
+    minibatch = Minibatch.of(remaining)
+    loss_of_all, totals = 0.0, dict[str, float]()
     for at in range(parts):
-        chosen = list(range(at, len(rows), parts))
-        part = [rows[index] for index in chosen]
-        given = inputs_of_rows(part, Whole.of(part))
-        given["kept"] = torch.tensor([flag for index in chosen for flag in masks[index]], dtype=torch.bool)
-        tokens = [whole.group_tokens.get(row.group, 0) for row in part]
-        given["group_tokens"] = torch.tensor(tokens, dtype=torch.float32)
+        indices = list(range(at, len(rows), parts))
+        part = [rows[index] for index in indices]
+        columns = inputs_of_rows(part, Minibatch.of(part))
+        columns["kept"] = torch.tensor([flag for index in indices for flag in masks[index]], dtype=torch.bool)
+        tokens = [minibatch.group_tokens.get(row.group, 0) for row in part]
+        columns["group_tokens"] = torch.tensor(tokens, dtype=torch.float32)
         objective = algorithm.objective(
-            LossInputs(**given), whole.denominators, kl_coef=0.2, entropy_coef=0.05, right_tokens=whole.right_tokens
+            LossInputs(**columns),
+            minibatch.denominators,
+            kl_coef=0.2,
+            entropy_coef=0.05,
+            right_tokens=minibatch.right_tokens,
         )
         loss_of_all += objective.loss.item()
         for key, value in values_of(objective.sums).items():
-            found[key] = found.get(key, 0.0) + value
+            totals[key] = totals.get(key, 0.0) + value
     # What is left has weight 1, whatever its ratios: those of what is left alone are others.
-    expected, sums = objective_reference(left, section.model_copy(update={"correction": "none"}), 0.05)
+    expected, sums = objective_reference(remaining, section.model_copy(update={"correction": "none"}), 0.05)
     assert loss_of_all == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    told = {key: value for key, value in sums.items() if not key.startswith("mismatch")}
-    assert {key: found[key] for key in told} == pytest.approx(told, rel=1e-9, abs=1e-9)
-    assert found["mismatch_tokens"] == sum(len(mask) for mask in masks)
+    policy_sums = {key: value for key, value in sums.items() if not key.startswith("mismatch")}
+    assert {key: totals[key] for key in policy_sums} == pytest.approx(policy_sums, rel=1e-9, abs=1e-9)
+    assert totals["mismatch_tokens"] == sum(len(mask) for mask in masks)
 
 
 def test_a_rejected_response_is_not_divided_by() -> None:
@@ -314,16 +323,18 @@ def test_a_rejected_response_is_not_divided_by() -> None:
     rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [mu], False, 0) for mu in (-1.0, -9.0)]
     for aggregation_name in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "group-mean-token-mean"):
         algorithm = build(correction="sequence_mask", aggregation=aggregation_name)
-        _, left = trimmed(rows, "sequence_mask")
-        inputs = inputs_of_rows(rows, Whole.of(rows)) | {"kept": torch.tensor([True, False])}
+        _, remaining = trimmed(rows, "sequence_mask")
+        inputs = inputs_of_rows(rows, Minibatch.of(rows)) | {"kept": torch.tensor([True, False])}
         inputs["group_tokens"] = torch.tensor([1.0, 1.0])
-        assert algorithm.objective(LossInputs(**inputs), Whole.of(left).denominators).loss.item() == pytest.approx(-2.0)
+        assert algorithm.objective(
+            LossInputs(**inputs), Minibatch.of(remaining).denominators
+        ).loss.item() == pytest.approx(-2.0)
 
 
 def test_a_minibatch_of_which_nothing_is_left_has_a_loss_of_zero() -> None:
     nothing = Denominators(tokens=0, sequences=0, max_length=LONGEST, groups=0)
     for aggregation_name in AGGREGATIONS:
-        inputs = inputs_of_rows(SMOOTH, Whole.of(SMOOTH))
+        inputs = inputs_of_rows(SMOOTH, Minibatch.of(SMOOTH))
         inputs |= {"kept": torch.zeros(len(inputs["sequence"]), dtype=torch.bool)}
         objective = build(correction="token_mask", aggregation=aggregation_name, kl_coef=0.1).objective(
             LossInputs(**inputs), nothing, kl_coef=0.1, entropy_coef=0.1
@@ -337,7 +348,7 @@ def test_the_bypass_compares_with_the_engine_in_every_update() -> None:
     """PPO's clip holds π / μ: 1.5 is cut at 1.2, though the trainer's own policy has not moved."""
     rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [-1.0 - math.log(1.5)], False, 0)]
     for without in ((), ("old_log_probs",)):
-        objective, gradient = run(build(correction="bypass"), rows, Whole.of(rows), without=without)
+        objective, gradient = run(build(correction="bypass"), rows, Minibatch.of(rows), without=without)
         assert objective.loss.item() == pytest.approx(-2 * 1.2)
         assert gradient.tolist() == [0.0]
         assert objective.sums["clip_high_tokens"].item() == 1.0
@@ -348,16 +359,16 @@ def add_up(
     algorithm: Algorithm, rows: list[Row], ranks: list[list[list[int]]], entropy_coef: float = 0.0
 ) -> tuple[float, dict[str, float], dict[int, Tensor]]:
     """Loss, sums and gradients of a minibatch forwarded as ranks[rank][micro-batch] → rows."""
-    whole = Whole.of(rows)
+    minibatch = Minibatch.of(rows)
     loss, sums, gradients = 0.0, dict[str, float](), dict[int, Tensor]()
     for parts in ranks:
         for part in parts:
-            chosen = [rows[index] for index in part]
-            objective, gradient = run(algorithm, chosen, whole, entropy_coef=entropy_coef)
+            micro_rows = [rows[index] for index in part]
+            objective, gradient = run(algorithm, micro_rows, minibatch, entropy_coef=entropy_coef)
             loss += objective.loss.item()
             for name, value in values_of(objective.sums).items():
                 sums[name] = sums.get(name, 0.0) + value
-            gradients |= zip(part, gradient.split([len(row.response.new) for row in chosen]), strict=True)
+            gradients |= zip(part, gradient.split([len(row.response.new) for row in micro_rows]), strict=True)
     return loss, sums, gradients
 
 
@@ -371,17 +382,17 @@ def test_any_split_over_micro_batches_and_two_ranks_adds_up_to_the_whole(
     assume(fits(loss, corrected))
     algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1, correction=corrected)
     rows = rows_of(lengths, seed)
-    one = add_up(algorithm, rows, [[list(range(len(rows)))]], 0.01)
+    single = add_up(algorithm, rows, [[list(range(len(rows)))]], 0.01)
 
     # Pairs stay together. A part may be empty: ranks run the same number of micro-batches, with samples left or not.
     pairs = list(range(len(lengths)))
     random.Random(seed).shuffle(pairs)
     split = [[i for pair in pairs[at :: 2 * parts] for i in (2 * pair, 2 * pair + 1)] for at in range(2 * parts)]
     two = add_up(algorithm, rows, [split[:parts], split[parts:]], 0.01)
-    assert two[0] == pytest.approx(one[0], rel=1e-9, abs=1e-12)
-    assert two[1] == pytest.approx(one[1], rel=1e-9, abs=1e-12)
-    assert set(two[2]) == set(one[2])
-    for index, gradient in one[2].items():
+    assert two[0] == pytest.approx(single[0], rel=1e-9, abs=1e-12)
+    assert two[1] == pytest.approx(single[1], rel=1e-9, abs=1e-12)
+    assert set(two[2]) == set(single[2])
+    for index, gradient in single[2].items():
         torch.testing.assert_close(two[2][index], gradient, rtol=1e-9, atol=1e-12)
 
 
@@ -429,13 +440,17 @@ SMOOTH = rows_of([3, 5], seed=5, zeros=0.0)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_objective_gradient_is_that_of_its_value(aggregation_name: str, estimator: str) -> None:
     algorithm = build(kl_coef=0.3, kl_estimator=estimator, aggregation=aggregation_name, dual_clip=1.5, nll_coef=0.2)
-    whole = Whole.of(SMOOTH)
-    inputs = inputs_of_rows(SMOOTH, whole)
+    minibatch = Minibatch.of(SMOOTH)
+    inputs = inputs_of_rows(SMOOTH, minibatch)
 
     def loss(log_probs: Tensor) -> Tensor:
         changed = inputs | {"log_probs": log_probs, "entropy": log_probs.square()}
         return algorithm.objective(
-            LossInputs(**changed), whole.denominators, kl_coef=0.3, entropy_coef=0.05, right_tokens=whole.right_tokens
+            LossInputs(**changed),
+            minibatch.denominators,
+            kl_coef=0.3,
+            entropy_coef=0.05,
+            right_tokens=minibatch.right_tokens,
         ).loss
 
     assert torch.autograd.gradcheck(loss, inputs["log_probs"])
@@ -443,18 +458,18 @@ def test_objective_gradient_is_that_of_its_value(aggregation_name: str, estimato
 
 @pytest.mark.parametrize("estimator", ["k1+", "k3+"])
 def test_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(estimator: str) -> None:
-    whole = Whole.of(SMOOTH)
-    plus, gradient = run(build(kl_coef=0.3, kl_estimator=estimator), SMOOTH, whole)
-    namesake, _ = run(build(kl_coef=0.3, kl_estimator=estimator[:2]), SMOOTH, whole)
-    _, expected = run(build(kl_coef=0.3, kl_estimator="k2"), SMOOTH, whole)
+    minibatch = Minibatch.of(SMOOTH)
+    plus, gradient = run(build(kl_coef=0.3, kl_estimator=estimator), SMOOTH, minibatch)
+    namesake, _ = run(build(kl_coef=0.3, kl_estimator=estimator[:2]), SMOOTH, minibatch)
+    _, expected = run(build(kl_coef=0.3, kl_estimator="k2"), SMOOTH, minibatch)
     assert plus.loss.item() == pytest.approx(namesake.loss.item(), rel=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_kl_in_the_reward_is_measured_but_is_no_term_of_the_loss() -> None:
-    whole = Whole.of(SMOOTH)
-    rewarded, gradient = run(build(kl_coef=0.3, kl_in="reward"), SMOOTH, whole)
-    without, expected = run(build(), SMOOTH, whole)
+    minibatch = Minibatch.of(SMOOTH)
+    rewarded, gradient = run(build(kl_coef=0.3, kl_in="reward"), SMOOTH, minibatch)
+    without, expected = run(build(), SMOOTH, minibatch)
     assert rewarded.loss.item() == without.loss.item()
     assert torch.equal(gradient, expected)
     assert rewarded.sums["kl"].item() == without.sums["kl"].item() > 0
@@ -478,7 +493,7 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient() -> No
 
 def test_without_old_log_probs_the_correction_weighs_the_current_policy() -> None:
     rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [-1.0 - math.log(1.5)], False, 0)]
-    objective, gradient = run(build(), rows, Whole.of(rows), without=("old_log_probs",))
+    objective, gradient = run(build(), rows, Minibatch.of(rows), without=("old_log_probs",))
     assert objective.sums["policy_loss"].item() == pytest.approx(-2 * 1.5)  # r = 1.5, without a gradient of its own
     assert gradient.tolist() == pytest.approx([-2 * 1.5])
 
@@ -487,11 +502,11 @@ def test_without_old_log_probs_the_correction_weighs_the_current_policy() -> Non
 @pytest.mark.parametrize("loss", losses.names())
 def test_an_empty_micro_batch_has_a_zero_loss_with_gradient_and_all_sums(loss: str, aggregation_name: str) -> None:
     algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1)
-    whole = Whole.of(SMOOTH)
-    full, _ = run(algorithm, SMOOTH, whole)
+    minibatch = Minibatch.of(SMOOTH)
+    full, _ = run(algorithm, SMOOTH, minibatch)
     for rows in ([], rows_of([0, 0], seed=0)):
-        whole = Whole.of(SMOOTH + rows)
-        empty, gradient = run(algorithm, rows, whole)
+        minibatch = Minibatch.of(SMOOTH + rows)
+        empty, gradient = run(algorithm, rows, minibatch)
         assert empty.loss.item() == 0.0
         assert empty.loss.requires_grad
         assert gradient.shape == (0,)
@@ -510,9 +525,9 @@ MISMATCH = {f"mismatch_{name}" for name in ("tokens", "kl", "k3", "ratio", "rati
     ],
 )
 def test_sums_tell_of_what_is_given_alone(without: str, gone: set[str]) -> None:
-    whole = Whole.of(SMOOTH)
-    full, _ = run(build(), SMOOTH, whole)
-    less, _ = run(build(), SMOOTH, whole, without=(without,))
+    minibatch = Minibatch.of(SMOOTH)
+    full, _ = run(build(), SMOOTH, minibatch)
+    less, _ = run(build(), SMOOTH, minibatch, without=(without,))
     assert set(full.sums) - set(less.sums) == gone
     for name in less.sums.keys() - {"policy_loss"}:
         assert less.sums[name].item() == full.sums[name].item()

@@ -72,16 +72,16 @@ def test_without_a_target_nothing_moves_the_coefficient(kind: type[KlController]
 
 
 @pytest.mark.parametrize("kind", [KlController, EntropyController])
-@given(before=measurements, after=measurements)
+@given(earlier=measurements, following=measurements)
 def test_a_restored_controller_goes_on_as_the_one_that_was_saved(
-    kind: type[KlController] | type[EntropyController], before: list[float], after: list[float]
+    kind: type[KlController] | type[EntropyController], earlier: list[float], following: list[float]
 ) -> None:
     first, second = kind(coef=0.01, target=0.2), kind(coef=3.0, target=0.2)
-    for measured in before:
+    for measured in earlier:
         first.update(measured, samples=100)
     second.restore(json.loads(json.dumps(first.state())))
     assert second.coef == first.coef
-    for measured in after:
+    for measured in following:
         first.update(measured, samples=100)
         second.update(measured, samples=100)
         assert second.coef == first.coef

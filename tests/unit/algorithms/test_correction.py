@@ -47,12 +47,12 @@ def references(name: str, response: Response, cap: float, low: float, high: floa
         return []
     if name == "off_policy_mask":  # every advantage is −1 here
         return [0.0 if -math.fsum(logs) / len(logs) > 0.5 else 1.0] * len(response)
-    whole = math.exp(clamp(math.fsum(logs)))
+    product = math.exp(clamp(math.fsum(logs)))
     if name == "sequence_icepop":
-        return [whole if low <= whole <= high else 0.0] * len(response)
+        return [product if low <= product <= high else 0.0] * len(response)
     if name == "sequence_tis":
-        return [min(whole, cap)] * len(response)
-    judged = whole if name == "sequence_mask" else math.exp(math.fsum(logs) / len(response))
+        return [min(product, cap)] * len(response)
+    judged = product if name == "sequence_mask" else math.exp(math.fsum(logs) / len(response))
     return [1.0 if low <= judged <= high else 0.0] * len(response)
 
 
@@ -70,8 +70,8 @@ def inputs(batch: list[Response], dtype: torch.dtype = torch.float64) -> dict[st
     }
 
 
-def weigh(name: str, given: dict[str, Any], **options: float) -> Tensor:
-    return correction.part(name, options)(LossInputs(**given))
+def weigh(name: str, columns: dict[str, Any], **options: float) -> Tensor:
+    return correction.part(name, options)(LossInputs(**columns))
 
 
 def test_every_correction_is_offered_and_proven_here() -> None:
@@ -113,43 +113,43 @@ def test_the_weights_equal_the_reference(name: str, batch: list[Response], cap: 
 @relaxed
 @given(batch=batches, data=st.data())
 def test_a_response_is_judged_alone_wherever_it_lies(name: str, batch: list[Response], data: st.DataObject) -> None:
-    whole = weigh(name, inputs(batch)).split([len(response) for response in batch])
+    by_response = weigh(name, inputs(batch)).split([len(response) for response in batch])
     order = data.draw(st.permutations(range(len(batch))))
     moved = weigh(name, inputs([batch[i] for i in order])).split([len(batch[i]) for i in order])
     for i, weights in zip(order, moved, strict=True):
-        torch.testing.assert_close(weights, whole[i], rtol=1e-12, atol=0.0)
-        torch.testing.assert_close(weigh(name, inputs([batch[i]])), whole[i], rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(weights, by_response[i], rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(weigh(name, inputs([batch[i]])), by_response[i], rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str, dtype: torch.dtype) -> None:
-    given = inputs([[(0.0, -math.inf), (-1e30, 0.0)], [], [(0.0, -math.inf)] * 3, [(-1e4, -1.0)]], dtype)
-    given["old_log_probs"].requires_grad_()
-    given["log_probs"].requires_grad_()
-    weights = weigh(name, given, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
+    columns = inputs([[(0.0, -math.inf), (-1e30, 0.0)], [], [(0.0, -math.inf)] * 3, [(-1e4, -1.0)]], dtype)
+    columns["old_log_probs"].requires_grad_()
+    columns["log_probs"].requires_grad_()
+    weights = weigh(name, columns, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
     assert torch.isfinite(weights).all()
     assert not weights.requires_grad
     assert weights.dtype == dtype
-    assert weights.shape == given["log_probs"].shape
+    assert weights.shape == columns["log_probs"].shape
 
 
 @pytest.mark.parametrize("name", ["icepop", "sequence_icepop", *REJECTING])
 def test_the_bounds_themselves_are_inside(name: str) -> None:
-    given = inputs([[(-1.0, -1.0)]])
-    assert weigh(name, given, correction_low=1.0, correction_high=1.0).tolist() == [1.0]
+    columns = inputs([[(-1.0, -1.0)]])
+    assert weigh(name, columns, correction_low=1.0, correction_high=1.0).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])
 def test_the_geometric_mean_judges_all_lengths_alike(length: int) -> None:
-    slight, more = ([(-1.0, -1.0 - math.log(ratio))] * length for ratio in (1.0008, 1.0012))
-    assert weigh("geometric_mask", inputs([slight, more])).tolist() == [1.0] * length + [0.0] * length
+    slight, larger = ([(-1.0, -1.0 - math.log(ratio))] * length for ratio in (1.0008, 1.0012))
+    assert weigh("geometric_mask", inputs([slight, larger])).tolist() == [1.0] * length + [0.0] * length
 
 
 def test_with_equal_log_probs_nothing_is_corrected() -> None:
-    given = inputs([[(-1.0, -1.0)] * 3, [(-0.1, -0.1)]])
+    columns = inputs([[(-1.0, -1.0)] * 3, [(-0.1, -0.1)]])
     for name in NAMES:
-        assert weigh(name, given).tolist() == [1.0] * 4
+        assert weigh(name, columns).tolist() == [1.0] * 4
 
 
 BOUNDS = {"correction_low": 0.25, "correction_high": 3.0}  # far from each other's inverse
@@ -158,8 +158,8 @@ BOUNDS = {"correction_low": 0.25, "correction_high": 3.0}  # far from each other
 @pytest.mark.parametrize("name", ["icepop", "sequence_icepop", *REJECTING])
 def test_bounds_are_those_of_trainer_over_engine(name: str) -> None:
     """π / μ of 0.3 and 2.9 are inside, those of 1 / 0.3 and 1 / 2.9 are not, or would be, were it μ / π."""
-    kept = [bool(weigh(name, inputs([[(-9.0, -9.0 - math.log(r))]]), **BOUNDS)) for r in (0.3, 2.9, 1 / 0.3, 0.2)]
-    assert kept == [True, True, False, False]
+    accepted = [bool(weigh(name, inputs([[(-9.0, -9.0 - math.log(r))]]), **BOUNDS)) for r in (0.3, 2.9, 1 / 0.3, 0.2)]
+    assert accepted == [True, True, False, False]
 
 
 def verl_mask(mode: str, response: Response, lower: float, upper: float) -> list[bool]:
@@ -179,9 +179,9 @@ def verl_mask(mode: str, response: Response, lower: float, upper: float) -> list
 def test_rejections_are_verls_with_its_bounds_inverted(
     name: str, mode: str, batch: list[Response], lower: float, upper: float
 ) -> None:
-    found = weigh(name, inputs(batch), correction_low=1 / upper, correction_high=1 / lower).tolist()
-    assert [weight == 1.0 for weight in found] == [
-        kept for response in batch for kept in verl_mask(mode, response, lower, upper)
+    weights = weigh(name, inputs(batch), correction_low=1 / upper, correction_high=1 / lower).tolist()
+    assert [weight == 1.0 for weight in weights] == [
+        keep for response in batch for keep in verl_mask(mode, response, lower, upper)
     ]
 
 
@@ -201,21 +201,21 @@ def test_several_corrections_multiply_and_reject_what_either_rejects() -> None:
 
 
 def test_the_off_policy_mask_spares_advantages_that_are_not_negative() -> None:
-    given = inputs([[(-3.0, -1.0)] * 2, [(-3.0, -1.0)] * 2, [(-1.2, -1.0)]])
-    given["old_log_probs"] = given["old_log_probs"] + 9.0  # of the start of the step: it does not count
-    given["advantages"] = torch.tensor([-1.0, 0.0, 0.5, -1e-9, -2.0], dtype=torch.float64)
-    assert weigh("off_policy_mask", given).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
-    assert weigh("off_policy_mask", given, off_policy_threshold=2.5).tolist() == [1.0] * 5
+    columns = inputs([[(-3.0, -1.0)] * 2, [(-3.0, -1.0)] * 2, [(-1.2, -1.0)]])
+    columns["old_log_probs"] = columns["old_log_probs"] + 9.0  # of the start of the step: it does not count
+    columns["advantages"] = torch.tensor([-1.0, 0.0, 0.5, -1e-9, -2.0], dtype=torch.float64)
+    assert weigh("off_policy_mask", columns).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert weigh("off_policy_mask", columns, off_policy_threshold=2.5).tolist() == [1.0] * 5
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64, **options: float) -> dict[str, float]:
-    given = inputs(batch, dtype)
-    pair = given["old_log_probs"], given["rollout_log_probs"]
-    weights = weigh(name, given, **options)
-    sums = mismatch_sums(*pair, weights, given["sequence"], given["lengths"])
+    columns = inputs(batch, dtype)
+    pair = columns["old_log_probs"], columns["rollout_log_probs"]
+    weights = weigh(name, columns, **options)
+    sums = mismatch_sums(*pair, weights, columns["sequence"], columns["lengths"])
     assert all(total.dtype == torch.float64 and total.shape == () for total in sums.values())
     return {key: total.item() for key, total in sums.items()}
 
@@ -244,8 +244,8 @@ def test_the_metrics_equal_the_reference(batch: list[Response]) -> None:
 @relaxed
 @given(batch=batches, cut=st.integers(0, 5))
 def test_sums_of_micro_batches_add_up_to_those_of_the_whole(batch: list[Response], cut: int) -> None:
-    whole, first, second = (totals(part, "token_tis") for part in (batch, batch[:cut], batch[cut:]))
-    assert {key: first[key] + second[key] for key in whole} == pytest.approx(whole, rel=1e-12, abs=1e-12)
+    total, first, second = (totals(part, "token_tis") for part in (batch, batch[:cut], batch[cut:]))
+    assert {key: first[key] + second[key] for key in total} == pytest.approx(total, rel=1e-12, abs=1e-12)
 
 
 CORRECTED = {  # r of the four tokens: 1, 2.9 | 0.2, 1.0002; Π: 2.9 | 0.20004; G: 1.7 | 0.447

@@ -40,8 +40,8 @@ def reference(name: str, new: float, old: float) -> float:
 
 def gradient(name: str, new: Tensor, old: Tensor) -> Tensor:
     new = new.detach().clone().requires_grad_()
-    (found,) = torch.autograd.grad(estimate(name, new, old).sum(), new)
-    return found
+    (grad,) = torch.autograd.grad(estimate(name, new, old).sum(), new)
+    return grad
 
 
 def test_every_estimator_is_offered_and_proven_here() -> None:
@@ -84,8 +84,8 @@ def test_which_expected_gradient_is_that_of_the_kl(name: str, right: bool) -> No
     scores.requires_grad_()
     new = scores.log_softmax(-1)
     (exact,) = torch.autograd.grad((new.exp() * (new - old)).sum(), scores, retain_graph=True)
-    (found,) = torch.autograd.grad((new.exp().detach() * estimate(name, new, old)).sum(), scores)
-    assert torch.allclose(found, exact, rtol=1e-9, atol=1e-12) is right
+    (grad,) = torch.autograd.grad((new.exp().detach() * estimate(name, new, old)).sum(), scores)
+    assert torch.allclose(grad, exact, rtol=1e-9, atol=1e-12) is right
 
 
 def test_the_unbiased_k3_is_unbiased_for_samples_of_another_policy() -> None:
@@ -96,9 +96,9 @@ def test_the_unbiased_k3_is_unbiased_for_samples_of_another_policy() -> None:
     scores.requires_grad_()
     new = scores.log_softmax(-1)
     exact = (new.exp() * (new - reference)).sum()
-    found = (sampled.exp() * estimate("k3_unbiased", new, reference, sampled)).sum()
-    torch.testing.assert_close(found, exact)
-    gradients = [torch.autograd.grad(value, scores, retain_graph=True)[0] for value in (found, exact)]
+    estimated = (sampled.exp() * estimate("k3_unbiased", new, reference, sampled)).sum()
+    torch.testing.assert_close(estimated, exact)
+    gradients = [torch.autograd.grad(value, scores, retain_graph=True)[0] for value in (estimated, exact)]
     torch.testing.assert_close(*gradients)
     plain = (sampled.exp() * estimate("k3", new, reference)).sum()
     assert abs(plain - exact) > 1e-2

@@ -73,8 +73,8 @@ class Simulated:
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=1, keepdims=True)
-    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return found
+    log_probs: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return log_probs
 
 
 def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
@@ -82,7 +82,7 @@ def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
     moments = Moments.of(joined([]))
     for table in tables:
         moments = moments.scaled(0.8) + Moments.of(table)
-    return [one.name for one in statistics(moments, Comparison.of(tables[-1]), trainer) if not one.holds]
+    return [s.name for s in statistics(moments, Comparison.of(tables[-1]), trainer) if not s.holds]
 
 
 def of_trainer(noise: float, seed: int = 99) -> Moments:
@@ -104,12 +104,12 @@ def test_the_table_equals_plain_loops(drawn: bool) -> None:
     assert table.shape == (3, len(COLUMNS)), "a sample without tokens has no row"
     for row, length in zip(table, [3, 5, 1], strict=True):
         sums = dict.fromkeys(COLUMNS, 0.0)
-        for place in range(length):
-            p, m = float(pi[start + place]), float(mu[start + place])
+        for position in range(length):
+            p, m = float(pi[start + position]), float(mu[start + position])
             delta, x = p - m, (p + m) / 2
             clipped = max(-CLIP, min(CLIP, delta))
             d = clipped * math.exp(clipped / 2) if drawn else clipped
-            e, late = 1 - math.exp(x), place >= 1.5  # half of the mean of 3, 5 and 1
+            e, late = 1 - math.exp(x), position >= 1.5  # half of the mean of 3, 5 and 1
             terms = {"tokens": 1, "x": x, "xx": x * x, "d": d, "xd": x * d, "a": abs(delta), "e": e, "ee": e * e}
             terms |= {"late_a": abs(delta) * late, "late_e": e * late, "k3": math.exp(delta) - 1 - delta}
             for name, term in terms.items():
@@ -131,7 +131,7 @@ def test_the_estimates_equal_plain_loops() -> None:
         slope = covariance / (sums["xx"] / n - (sums["x"] / n) ** 2)
         return [sums["d"] / n, slope, sums["a"] / sums["e"], sums["late_a"] / sums["late_e"] - early]
 
-    whole, found = (
+    expected, from_moments = (
         estimates(np.ones(12)),
         [mean_of(moments), slope_of(moments), noise_of(moments), position_of(moments)],
     )
@@ -140,33 +140,33 @@ def test_the_estimates_equal_plain_loops() -> None:
         up, down = np.ones(12), np.ones(12)
         up[sample], down[sample] = 1 + step, 1 - step
         squares += ((np.array(estimates(up)) - np.array(estimates(down))) / (2 * step)) ** 2
-    np.testing.assert_allclose([one.value for one in found], whole, rtol=1e-9)
-    np.testing.assert_allclose([one.error for one in found], np.sqrt(squares * 12 / 11), rtol=1e-5)
+    np.testing.assert_allclose([estimate.value for estimate in from_moments], expected, rtol=1e-9)
+    np.testing.assert_allclose([estimate.error for estimate in from_moments], np.sqrt(squares * 12 / 11), rtol=1e-5)
 
 
 def test_sums_of_steps_are_those_of_their_samples() -> None:
     first, second = Simulated(1, 0.06).table(), Simulated(2, 0.06).table()
-    both = Moments.of(first) + Moments.of(second)
+    summed = Moments.of(first) + Moments.of(second)
     together = Moments.of(joined([first, second]))
-    np.testing.assert_allclose(both.sums, together.sums)
-    np.testing.assert_allclose(both.products, together.products)
-    assert both.samples == together.samples == 128
+    np.testing.assert_allclose(summed.sums, together.sums)
+    np.testing.assert_allclose(summed.products, together.products)
+    assert summed.samples == together.samples == 128
     halved = Moments.of(first).scaled(0.5)
     assert halved.samples == 64, "a common weight changes no estimate"
     assert slope_of(halved).error == pytest.approx(slope_of(Moments.of(first)).error, rel=1e-9)
     assert (Moments.of(first).scaled(0.5) + Moments.of(second)).samples == pytest.approx(96**2 / 80)
-    again = Moments.restored(json.loads(json.dumps(both.state())))
-    assert again.products.tolist() == both.products.tolist(), "not a bit is lost in a checkpoint"
-    assert (again.weights, again.squares) == (both.weights, both.squares)
+    restored = Moments.restored(json.loads(json.dumps(summed.state())))
+    assert restored.products.tolist() == summed.products.tolist(), "not a bit is lost in a checkpoint"
+    assert (restored.weights, restored.squares) == (summed.weights, summed.squares)
 
 
 def test_the_worst_sample_equals_a_plain_loop() -> None:
     table = Simulated(3, 0.06).table()
-    found = 0.0
+    largest = 0.0
     for row in table:
         sums = dict(zip(COLUMNS, row.tolist(), strict=True))
-        found = max(found, sums["a"] / (SAMPLE * sums["e"] + SPREAD * math.sqrt(sums["ee"]) + TOKEN))
-    assert worst_sample(table) == pytest.approx(found, rel=1e-12)
+        largest = max(largest, sums["a"] / (SAMPLE * sums["e"] + SPREAD * math.sqrt(sums["ee"]) + TOKEN))
+    assert worst_sample(table) == pytest.approx(largest, rel=1e-12)
     assert worst_sample(joined([])) == 0.0
 
 
@@ -180,11 +180,11 @@ def test_few_samples_need_more_standard_errors() -> None:
 
 def test_estimates_without_tokens_or_spread_say_nothing() -> None:
     nothing = Moments.of(joined([]))
-    assert [one.name for one in statistics(nothing, Comparison.of(joined([])), NOTHING)] == ["nonfinite"]
+    assert [s.name for s in statistics(nothing, Comparison.of(joined([])), NOTHING)] == ["nonfinite"]
     assert noise_of(nothing).error == position_of(nothing).error == math.inf
-    alike = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), drawn=True))
-    assert slope_of(alike).error == math.inf
-    assert [one.name for one in statistics(alike, Comparison.of(joined([])), NOTHING) if not one.holds] == []
+    constant = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), drawn=True))
+    assert slope_of(constant).error == math.inf
+    assert [s.name for s in statistics(constant, Comparison.of(joined([])), NOTHING) if not s.holds] == []
 
 
 def test_a_comparison_survives_its_way_to_the_controller() -> None:
@@ -213,7 +213,7 @@ def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> No
         moments = moments.scaled(0.8) + Moments.of(table)
         # Measured anew every ten steps, each time from few samples.
         alone = known[dtype] if step % 10 else of_trainer(DTYPE_NOISE[dtype], 1000 + step)
-        wrong += [one.name for one in statistics(moments, Comparison.of(table), alone) if not one.holds]
+        wrong += [s.name for s in statistics(moments, Comparison.of(table), alone) if not s.holds]
     assert wrong == []
 
 
@@ -224,7 +224,7 @@ def test_standardised_estimates_have_the_errors_that_they_state() -> None:
     ratios = []
     for seed in range(150):
         moments = Moments.of(Simulated(seed, 0.06, samples=32, tokens=16).table())
-        ratios.append([one.value / one.error for one in (mean_of(moments), slope_of(moments))])
+        ratios.append([estimate.value / estimate.error for estimate in (mean_of(moments), slope_of(moments))])
     means, deviation = np.mean(ratios, axis=0), np.std(ratios, axis=0)
     assert (np.abs(means) < 4 / math.sqrt(150)).all()
     assert (np.abs(deviation - 1) < 0.25).all()
@@ -235,10 +235,10 @@ def test_standardised_estimates_have_the_errors_that_they_state() -> None:
 def test_drawn_tokens_have_no_bias_where_plain_differences_have() -> None:
     """E[Δ] is −KL of what was drawn from; d has mean 0."""
     moments = [Moments.of(Simulated(seed, 0.3, samples=128).table()) for seed in range(10)]
-    kl = sum(one.total("k3") for one in moments) / sum(one.total("tokens") for one in moments)
+    kl = sum(part.total("k3") for part in moments) / sum(part.total("tokens") for part in moments)
     together = moments[0]
-    for one in moments[1:]:
-        together += one
+    for part in moments[1:]:
+        together += part
     assert kl > 20 * together.total("tokens") ** -0.5 * 0.05, "a bias that would be found"
     assert abs(mean_of(together).value) < 4 * mean_of(together).error
 

@@ -50,12 +50,12 @@ def gradients(name: str, responses: Responses, sequences: int) -> list[list[floa
 
 
 @st.composite
-def pairs_of_responses(draw: st.DrawFn, most: int = 3) -> list[tuple[Response, Response]]:
+def pairs_of_responses(draw: st.DrawFn, max_pairs: int = 3) -> list[tuple[Response, Response]]:
     """Pairs with one preferred response, or none; any response may be empty."""
     log_probs = st.floats(-60.0, 0.0) | st.floats(-2.0, 0.0)
     old = st.none() | st.floats(-0.5, 0.5) | log_probs  # the same, near, or anywhere
-    found = []
-    for label in draw(st.lists(st.integers(-(2**40), 2**40), unique=True, max_size=most)):
+    pairs = []
+    for label in draw(st.lists(st.integers(-(2**40), 2**40), unique=True, max_size=max_pairs)):
         sizes = draw(st.sampled_from([(1.0, -1.0), (-0.25, 2.0), (0.0, 0.0), (3.5, -1e-3)]))
         members = []
         for advantage in sizes:
@@ -64,8 +64,8 @@ def pairs_of_responses(draw: st.DrawFn, most: int = 3) -> list[tuple[Response, R
             olds = [n if o is None else min(0.0, n + o) if o > -0.5 else o for n, o, _, _ in tokens]
             reference, selected = [token[2] for token in tokens], [token[3] for token in tokens]
             members.append(Response(new, olds, reference, advantage, label, selected))
-        found.append((members[0], members[1]))
-    return found
+        pairs.append((members[0], members[1]))
+    return pairs
 
 
 def near(label: int, advantage: float, differences: list[float]) -> Response:
@@ -125,13 +125,13 @@ def test_gradient_is_that_of_the_value(name: str) -> None:
 def test_gradient_is_the_one_that_the_paper_states(name: str, pairs: list[tuple[Response, Response]]) -> None:
     responses = [response for pair in pairs for response in pair]
     terms = REFERENCES[name](responses)
-    for response, own, got in zip(responses, terms, gradients(name, responses, len(responses)), strict=True):
+    for response, token_terms, got in zip(responses, terms, gradients(name, responses, len(responses)), strict=True):
         tokens = list(zip(response.new, response.old, strict=True))
         if name == "gspo":  # one ratio for all tokens
             mean = sum(new - old for new, old in tokens) / max(1, len(tokens))
             tokens = [(mean, 0.0)] * len(tokens)
         weights = []  # of −A·∇log π
-        for (new, old), term, selected in zip(tokens, own, response.selected, strict=True):
+        for (new, old), term, selected in zip(tokens, token_terms, response.selected, strict=True):
             stopped = term.clipped_low or term.clipped_high or abs(new - old) > 20
             if name == "cispo":
                 weights.append(min(rho_of(new, old), 1.2))
@@ -160,23 +160,23 @@ def test_gspo_in_its_token_form_has_the_gradient_of_its_sequence_form() -> None:
     got = gradients("gspo", responses, len(responses))
     assert want[2] == [0.0]
     assert want[3] != [0.0]
-    for one, other in zip(got, want, strict=True):
-        assert one == pytest.approx(other, rel=1e-12)
+    for actual, other in zip(got, want, strict=True):
+        assert actual == pytest.approx(other, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
 @relaxed
-@given(pairs=pairs_of_responses(most=4), data=st.data())
+@given(pairs=pairs_of_responses(max_pairs=4), data=st.data())
 def test_no_order_and_no_split_into_microbatches_changes_the_update(
     name: str, pairs: list[tuple[Response, Response]], data: st.DataObject
 ) -> None:
-    whole = [response for pair in pairs for response in pair]
-    expected = dict(zip(map(id, whole), gradients(name, whole, len(whole)), strict=True))
+    flattened = [response for pair in pairs for response in pair]
+    expected = dict(zip(map(id, flattened), gradients(name, flattened, len(flattened)), strict=True))
     shuffled = data.draw(st.permutations(pairs))
     cut = data.draw(st.integers(0, len(pairs)))
     for part in (shuffled[:cut], shuffled[cut:]):  # the responses of a pair stay together
         responses = data.draw(st.permutations([response for pair in part for response in pair]))
-        for response, gradient in zip(responses, gradients(name, responses, len(whole)), strict=True):
+        for response, gradient in zip(responses, gradients(name, responses, len(flattened)), strict=True):
             assert gradient == pytest.approx(expected[id(response)], rel=1e-9, abs=1e-12)
 
 

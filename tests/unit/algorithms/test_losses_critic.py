@@ -59,8 +59,8 @@ def test_the_value_gradient_is_right_and_stops_at_clipped_values(
     stopped = [] if clip is None else [0, 9, 10, 14]
     assert (gradient == 0).nonzero()[:, 0].tolist() == stopped
     assert (term.clipped_low | term.clipped_high).nonzero()[:, 0].tolist() == stopped
-    kept = [i for i in range(15) if i not in stopped]
-    torch.testing.assert_close(gradient[kept], (new - returns).detach()[kept])
+    unclipped = [i for i in range(15) if i not in stopped]
+    torch.testing.assert_close(gradient[unclipped], (new - returns).detach()[unclipped])
 
 
 @relaxed

@@ -27,19 +27,19 @@ logits = st.lists(st.floats(-6.0, 6.0), min_size=VOCABULARY, max_size=VOCABULARY
 responses = st.lists(st.lists(st.tuples(logits, logits), max_size=4), max_size=5)
 
 
-def packed(found: list[Response], k: int = K) -> dict[str, Tensor]:
+def packed(responses: list[Response], k: int = K) -> dict[str, Tensor]:
     """What the losses take of these responses laid end to end; the policy's logits carry the gradient."""
-    tokens = [token for response in found for token in response]
+    tokens = [token for response in responses for token in response]
     shape = (len(tokens), VOCABULARY)
-    policy = torch.tensor([own for own, _ in tokens], dtype=torch.float64).view(shape).requires_grad_()
+    policy = torch.tensor([ours for ours, _ in tokens], dtype=torch.float64).view(shape).requires_grad_()
     teacher = torch.tensor([theirs for _, theirs in tokens], dtype=torch.float64).view(shape).log_softmax(-1)
     top, ids = teacher.topk(k, dim=-1)
-    lengths = torch.tensor([len(response) for response in found], dtype=torch.int64)
+    lengths = torch.tensor([len(response) for response in responses], dtype=torch.int64)
     return {
         "logits": policy,
         "candidate_log_probs": policy.log_softmax(-1).gather(-1, ids),
         "teacher_top_log_probs": top,
-        "sequence": torch.repeat_interleave(torch.arange(len(found)), lengths),
+        "sequence": torch.repeat_interleave(torch.arange(len(responses)), lengths),
         "lengths": lengths,
     }
 
@@ -54,9 +54,9 @@ def loss_of(name: str, inputs: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", sorted(DISTILLATIONS))
 @relaxed
-@given(found=responses)
-def test_loss_equals_the_reference(name: str, found: list[Response]) -> None:
-    inputs = packed(found)
+@given(batch=responses)
+def test_loss_equals_the_reference(name: str, batch: list[Response]) -> None:
+    inputs = packed(batch)
     rows = zip(inputs["candidate_log_probs"].tolist(), inputs["teacher_top_log_probs"].tolist(), strict=True)
     expected = [DISTILLATIONS[name](policy, teacher, LEAST_REST) for policy, teacher in rows]
     want = torch.tensor(expected, dtype=torch.float64)
@@ -69,62 +69,62 @@ def test_gradient_is_that_of_the_value(name: str) -> None:
     policy, teacher = (torch.randn(5, VOCABULARY, dtype=torch.float64) for _ in range(2))
     top, ids = teacher.log_softmax(-1).topk(K, dim=-1)
 
-    def loss(given: Tensor) -> Tensor:
-        own = given.log_softmax(-1).gather(-1, ids)
-        return loss_of(name, {"candidate_log_probs": own, "teacher_top_log_probs": top})
+    def loss(policy_logits: Tensor) -> Tensor:
+        candidates = policy_logits.log_softmax(-1).gather(-1, ids)
+        return loss_of(name, {"candidate_log_probs": candidates, "teacher_top_log_probs": top})
 
     assert torch.autograd.gradcheck(loss, policy.requires_grad_())
 
 
 @pytest.mark.parametrize("name", sorted(DISTILLATIONS))
 @relaxed
-@given(found=responses)
-def test_the_divergence_grows_with_k_to_that_of_the_vocabulary(name: str, found: list[Response]) -> None:
-    few, more, all_but_one = (loss_of(name, packed(found, k)) for k in (1, 4, VOCABULARY - 1))
-    policy = packed(found)["logits"].log_softmax(-1)
-    teacher = torch.tensor([theirs for response in found for _, theirs in response], dtype=torch.float64)
+@given(batch=responses)
+def test_the_divergence_grows_with_k_to_that_of_the_vocabulary(name: str, batch: list[Response]) -> None:
+    few, several, all_but_one = (loss_of(name, packed(batch, k)) for k in (1, 4, VOCABULARY - 1))
+    policy = packed(batch)["logits"].log_softmax(-1)
+    teacher = torch.tensor([theirs for response in batch for _, theirs in response], dtype=torch.float64)
     teacher = teacher.view(-1, VOCABULARY).log_softmax(-1)
     first, second = (teacher, policy) if name == "opd_forward" else (policy, teacher)
-    whole = (first.exp() * (first - second)).sum(-1)
+    divergence = (first.exp() * (first - second)).sum(-1)
     slack = 1e-4  # where the rest is less than LEAST_REST
-    assert bool((few <= more + slack).all())
-    assert bool((more <= all_but_one + slack).all())
-    torch.testing.assert_close(all_but_one, whole, rtol=0, atol=slack)
+    assert bool((few <= several + slack).all())
+    assert bool((several <= all_but_one + slack).all())
+    torch.testing.assert_close(all_but_one, divergence, rtol=0, atol=slack)
 
 
 @pytest.mark.parametrize("name", sorted(DISTILLATIONS))
 @relaxed
-@given(found=responses, data=st.data())
+@given(batch=responses, data=st.data())
 def test_no_order_and_no_split_into_microbatches_changes_the_update(
-    name: str, found: list[Response], data: st.DataObject
+    name: str, batch: list[Response], data: st.DataObject
 ) -> None:
     algorithm = build_algorithm(advantage="one", loss=name, correction="none")
-    tokens = sum(len(response) for response in found)
+    tokens = sum(len(response) for response in batch)
 
     def gradients(part: list[Response]) -> list[Tensor]:
         inputs = packed(part)
-        drawn = {"log_probs": inputs["logits"].log_softmax(-1)[:, 0], "advantages": torch.ones(len(inputs["logits"]))}
+        sampled = {"log_probs": inputs["logits"].log_softmax(-1)[:, 0], "advantages": torch.ones(len(inputs["logits"]))}
         columns = {name: values for name, values in inputs.items() if name != "logits"}
-        objective = algorithm.objective(LossInputs(**columns | drawn), Denominators(tokens, len(found), 4))
+        objective = algorithm.objective(LossInputs(**columns | sampled), Denominators(tokens, len(batch), 4))
         (gradient,) = torch.autograd.grad(objective.loss, inputs["logits"], allow_unused=True)
-        whole = torch.zeros_like(inputs["logits"]) if gradient is None else gradient
-        return list(whole.split(inputs["lengths"].tolist()))
+        full_gradient = torch.zeros_like(inputs["logits"]) if gradient is None else gradient
+        return list(full_gradient.split(inputs["lengths"].tolist()))
 
-    expected = gradients(found)
-    order, cut = data.draw(st.permutations(range(len(found)))), data.draw(st.integers(0, len(found)))
+    expected = gradients(batch)
+    order, cut = data.draw(st.permutations(range(len(batch)))), data.draw(st.integers(0, len(batch)))
     for part in (order[:cut], order[cut:]):
-        for place, gradient in zip(part, gradients([found[place] for place in part]), strict=False):
-            torch.testing.assert_close(gradient, expected[place], rtol=1e-9, atol=1e-12)
+        for index, gradient in zip(part, gradients([batch[index] for index in part]), strict=False):
+            torch.testing.assert_close(gradient, expected[index], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", sorted(DISTILLATIONS))
 def test_probabilities_of_0_and_1_give_finite_losses_and_gradients(name: str, dtype: torch.dtype) -> None:
-    sure, spread = [0.0, -1e3], [-0.6931, -0.6932]
-    own = torch.tensor([sure, sure[::-1], spread, sure], dtype=dtype, requires_grad=True)
-    theirs = torch.tensor([sure, sure, sure, spread], dtype=dtype)
-    loss = loss_of(name, {"candidate_log_probs": own, "teacher_top_log_probs": theirs})
-    (gradient,) = torch.autograd.grad(loss.sum(), own)
+    certain, spread = [0.0, -1e3], [-0.6931, -0.6932]
+    policy = torch.tensor([certain, certain[::-1], spread, certain], dtype=dtype, requires_grad=True)
+    theirs = torch.tensor([certain, certain, certain, spread], dtype=dtype)
+    loss = loss_of(name, {"candidate_log_probs": policy, "teacher_top_log_probs": theirs})
+    (gradient,) = torch.autograd.grad(loss.sum(), policy)
     assert loss.dtype == dtype
     assert torch.isfinite(loss).all()
     assert torch.isfinite(gradient).all()
@@ -132,12 +132,14 @@ def test_probabilities_of_0_and_1_give_finite_losses_and_gradients(name: str, dt
 
 
 @relaxed
-@given(found=st.lists(st.tuples(st.floats(-9.0, 0.0), st.floats(-9.0, 0.0)), max_size=9))
-def test_the_advantage_is_how_much_likelier_the_teacher_finds_a_token(found: list[tuple[float, float]]) -> None:
-    old, teacher = (torch.tensor([pair[of] for pair in found], dtype=torch.float64) for of in (0, 1))
-    made = opd(AdvantageInputs(old_log_probs=old, teacher_log_probs=teacher))
-    assert made.returns is None
-    assert made.advantages.tolist() == [theirs - own for own, theirs in found]
+@given(log_prob_pairs=st.lists(st.tuples(st.floats(-9.0, 0.0), st.floats(-9.0, 0.0)), max_size=9))
+def test_the_advantage_is_how_much_likelier_the_teacher_finds_a_token(
+    log_prob_pairs: list[tuple[float, float]],
+) -> None:
+    old, teacher = (torch.tensor([pair[side] for pair in log_prob_pairs], dtype=torch.float64) for side in (0, 1))
+    token_advantages = opd(AdvantageInputs(old_log_probs=old, teacher_log_probs=teacher))
+    assert token_advantages.returns is None
+    assert token_advantages.advantages.tolist() == [theirs - policy for policy, theirs in log_prob_pairs]
 
 
 def test_the_expected_gradient_of_the_advantage_is_that_of_the_divergence() -> None:
@@ -150,19 +152,19 @@ def test_the_expected_gradient_of_the_advantage_is_that_of_the_divergence() -> N
     advantages = opd(inputs).advantages
     surrogate = -(log_probs.detach().exp() * advantages * (log_probs - log_probs.detach()).exp()).sum()
     divergence = (log_probs.exp() * (log_probs - teacher)).sum()
-    found, expected = (torch.autograd.grad(term, policy, retain_graph=True)[0] for term in (surrogate, divergence))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    actual, expected = (torch.autograd.grad(term, policy, retain_graph=True)[0] for term in (surrogate, divergence))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_what_a_teacher_is_needed_for() -> None:
-    drawn, top = build_algorithm(advantage="opd"), build_algorithm(advantage="one", loss="opd_reverse")
+    sampled, top = build_algorithm(advantage="opd"), build_algorithm(advantage="one", loss="opd_reverse")
     plain = build_algorithm()
-    assert (drawn.needs_teacher, drawn.needs_teacher_top, drawn.is_token_level) == (True, False, True)
+    assert (sampled.needs_teacher, sampled.needs_teacher_top, sampled.is_token_level) == (True, False, True)
     assert (top.needs_teacher, top.needs_teacher_top, top.is_token_level) == (True, True, False)
     assert (plain.needs_teacher, plain.needs_teacher_top) == (False, False)
-    assert drawn.needs_old_log_probs(1)
+    assert sampled.needs_old_log_probs(1)
     assert not top.needs_old_log_probs(1)
-    assert not drawn.skips_zero_advantages
+    assert not sampled.skips_zero_advantages
     assert not top.skips_zero_advantages
 
 
@@ -179,5 +181,5 @@ def test_the_sums_tell_how_far_the_teacher_is() -> None:
     sums = algorithm.objective(LossInputs(**inputs), Denominators(3, 2, 4)).sums
     assert float(sums["teacher_kl"]) == math.fsum([-0.5, 2.0, 0.0])
     assert float(sums["teacher_agreement"]) == 2.0
-    kept = inputs | {"kept": torch.tensor([True, False, True])}
-    assert float(algorithm.objective(LossInputs(**kept), Denominators(2, 2, 4)).sums["teacher_kl"]) == -0.5
+    masked = inputs | {"kept": torch.tensor([True, False, True])}
+    assert float(algorithm.objective(LossInputs(**masked), Denominators(2, 2, 4)).sums["teacher_kl"]) == -0.5

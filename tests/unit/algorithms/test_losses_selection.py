@@ -35,10 +35,10 @@ def by_hand(name: str, tokens: Tokens, share: float, low: float, high: float) ->
     cov = [(a - mean_a) * (log_prob - mean_l) for a, log_prob in zip(advantages, old, strict=True)]
     count = max(1, int(share * n))
     if name == "kl_cov":
-        chosen = sorted(range(n), key=lambda i: (-cov[i], noise[i]))[:count]
+        selected = sorted(range(n), key=lambda i: (-cov[i], noise[i]))[:count]
     else:
-        chosen = sorted((i for i in range(n) if low < cov[i] < high), key=lambda i: noise[i])[:count]
-    return [i in chosen for i in range(n)]
+        selected = sorted((i for i in range(n) if low < cov[i] < high), key=lambda i: noise[i])[:count]
+    return [i in selected for i in range(n)]
 
 
 def select(name: str, tokens: Tokens, ranks: Ranks, share: float, low: float, high: float) -> Tensor:

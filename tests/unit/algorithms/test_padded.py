@@ -69,11 +69,11 @@ masks = st.integers(1, 6).flatmap(
 @given(mask=masks)
 def test_tokens_go_row_after_row_and_come_back_to_their_places(mask: list[list[bool]]) -> None:
     padded = Padded(matrix(mask))
-    places = [(row, column) for row, line in enumerate(mask) for column, token in enumerate(line) if token]
+    positions = [(row, column) for row, line in enumerate(mask) for column, token in enumerate(line) if token]
     numbers = torch.arange(padded.mask.numel()).reshape(padded.mask.shape)
     packed = padded.pack(numbers)
-    assert packed.tolist() == [int(numbers[place]) for place in places]
-    assert padded.sequence.tolist() == [row for row, _ in places]
+    assert packed.tolist() == [int(numbers[position]) for position in positions]
+    assert padded.sequence.tolist() == [row for row, _ in positions]
     assert padded.lengths.tolist() == [sum(line) for line in mask]
     assert padded.sequence.dtype == padded.lengths.dtype == torch.int64
     back = padded.unpack(packed + 1)
@@ -105,8 +105,8 @@ def test_the_gradient_goes_through_both_ways_and_never_into_padding() -> None:
 def token_tensors(fill: float) -> dict[str, Tensor]:
     """[B, L] tensors with the same tokens whatever `fill`, which is what stands in the padding."""
     generator = torch.Generator().manual_seed(1)
-    made = {name: torch.rand(MASK.shape, dtype=torch.float64, generator=generator) - 1 for name in TOKEN_INPUTS}
-    return {name: values.masked_fill(~MASK, fill) for name, values in made.items()}
+    tensors = {name: torch.rand(MASK.shape, dtype=torch.float64, generator=generator) - 1 for name in TOKEN_INPUTS}
+    return {name: values.masked_fill(~MASK, fill) for name, values in tensors.items()}
 
 
 def results(outcome: Any) -> list[Tensor]:
@@ -122,32 +122,32 @@ def applied(name: str, columns: dict[str, Any]) -> list[Tensor]:
         known = {column: columns[column] for column in AdvantageInputs.columns() if column in columns}
         return results(PARTS[name](AdvantageInputs(**known, group_count=columns["group_count"])))
     inputs = LossInputs(**{column: columns[column] for column in LossInputs.columns() if column in columns})
-    given = (columns["values"], inputs, DENOMINATORS) if name.startswith("aggregation") else (inputs,)
-    return results(PARTS[name](*given))
+    arguments = (columns["values"], inputs, DENOMINATORS) if name.startswith("aggregation") else (inputs,)
+    return results(PARTS[name](*arguments))
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_token_level_function_gives_the_same_padded_and_packed(name: str) -> None:
     """Values and gradients, against the same tokens picked by hand, with NaN in all padding."""
-    padded, given, clean = Padded(MASK), token_tensors(float("nan")), token_tensors(0.0)
-    places = [(row, column) for row in range(6) for column in range(5) if MASK[row, column]]
-    packed = {name: torch.stack([clean[name][place] for place in places]) for name in TOKEN_INPUTS}
-    packed |= {"sequence": torch.tensor([row for row, _ in places]), "lengths": torch.tensor([5, 3, 3, 0, 2, 1])}
+    padded, padded_columns, clean = Padded(MASK), token_tensors(float("nan")), token_tensors(0.0)
+    positions = [(row, column) for row in range(6) for column in range(5) if MASK[row, column]]
+    packed = {name: torch.stack([clean[name][position] for position in positions]) for name in TOKEN_INPUTS}
+    packed |= {"sequence": torch.tensor([row for row, _ in positions]), "lengths": torch.tensor([5, 3, 3, 0, 2, 1])}
     selected = torch.arange(30).reshape(6, 5) % 3 == 0
-    by_hand = packed | {"selected": torch.stack([selected[place] for place in places])} | RESPONSES
+    by_hand = packed | {"selected": torch.stack([selected[position] for position in positions])} | RESPONSES
     leaf = "log_probs" if "log_probs" in PARTS[name].needs else "values"
-    given[leaf].requires_grad_()
+    padded_columns[leaf].requires_grad_()
     by_hand[leaf].requires_grad_()
-    through = {name: padded.pack(values) for name, values in given.items()}
+    through = {name: padded.pack(values) for name, values in padded_columns.items()}
     through |= {"sequence": padded.sequence, "lengths": padded.lengths, "selected": padded.pack(selected)} | RESPONSES
-    found, expected = applied(name, through), applied(name, by_hand)
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
+    actual, expected = applied(name, through), applied(name, by_hand)
+    assert len(actual) == len(expected) > 0
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
         if ours.ndim and not ours.requires_grad:
             assert torch.equal(padded.unpack(ours)[MASK], theirs)
-    if found[0].requires_grad:
-        (gradient,) = torch.autograd.grad(found[0].sum(), given[leaf])
+    if actual[0].requires_grad:
+        (gradient,) = torch.autograd.grad(actual[0].sum(), padded_columns[leaf])
         (reference,) = torch.autograd.grad(expected[0].sum(), by_hand[leaf])
         assert gradient[MASK].tolist() == reference.tolist()
         assert gradient[~MASK].tolist() == [0.0] * 16

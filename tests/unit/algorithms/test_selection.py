@@ -32,9 +32,9 @@ def tensors(samples: Samples, seed: int = 0) -> dict[str, Any]:
 
 
 def select(name: str, samples: Samples, seed: int = 0, **options: float) -> list[int]:
-    chosen = selection.part(name, options)(*tensors(samples, seed).values())
-    assert chosen.dtype == torch.int64
-    return [int(index) for index in chosen.tolist()]
+    indices = selection.part(name, options)(*tensors(samples, seed).values())
+    assert indices.dtype == torch.int64
+    return [int(index) for index in indices.tolist()]
 
 
 def members(samples: Samples) -> list[list[int]]:
@@ -77,16 +77,16 @@ def test_pairs_takes_the_first_best_and_the_first_worst_of_unequal_groups(sample
 @relaxed
 @given(samples=steps, seed=st.integers(0, 2**32))
 def test_a_draw_stays_in_its_group_and_depends_on_the_seed_alone(name: str, samples: Samples, seed: int) -> None:
-    drawn = select(name, samples, seed)
-    assert drawn == select(name, samples, seed)
+    indices = select(name, samples, seed)
+    assert indices == select(name, samples, seed)
     start = 0
     for group in members(samples):
-        part = drawn[start : start + len(group)]
+        part = indices[start : start + len(group)]
         assert len(part) == len(group)
         assert set(part) <= set(group)
         assert part == sorted(part)
         start += len(group)
-    assert start == len(drawn)
+    assert start == len(indices)
 
 
 CHANCES = [  # rewards of a group, chances under best_random, chances under best_worst
@@ -138,8 +138,8 @@ def test_a_group_is_kept_whole_or_not_at_all(keep: Literal["all", "unequal", "ac
     assert got.tolist() == expected
 
 
-@pytest.mark.parametrize(("right", "kept"), [(0, False), (1, True), (4, True), (5, False)])
-def test_the_bounds_of_the_accuracy_are_kept(right: int, kept: bool) -> None:
+@pytest.mark.parametrize(("right", "passes"), [(0, False), (1, True), (4, True), (5, False)])
+def test_the_bounds_of_the_accuracy_are_kept(right: int, passes: bool) -> None:
     scores = torch.tensor([1.0] * right + [0.0] * (5 - right))
     got = keep_groups(scores, torch.zeros(5, dtype=torch.int64), keep="accuracy", low=0.2, high=0.8)
-    assert got.tolist() == [kept] * 5
+    assert got.tolist() == [passes] * 5

@@ -50,8 +50,8 @@ def prompt(messages: Any = QUESTION, number: int = 0) -> Prompt:
 )
 def test_the_token_that_closes_a_turn_is_read_off_the_template(text: str, ends: str | None) -> None:
     tokenizer = tokenizer_with(text)
-    found = chat_template.end_of_turn(tokenizer)
-    assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == ends
+    token = chat_template.end_of_turn(tokenizer)
+    assert (None if token is None else tokenizer.convert_ids_to_tokens(token)) == ends
 
 
 def test_a_template_with_markers_of_another_tokenizer_is_noted() -> None:
@@ -73,8 +73,8 @@ def test_all_that_ends_a_response_is_one_set(tmp_path: Path) -> None:
     end, eos = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id
     assert chat_template.stop_tokens(tokenizer, str(model), ()) == {eos: "<eos>", end: "<|im_end|>"}
     (model / "generation_config.json").write_text('{"eos_token_id": [1, 4]}')
-    more = chat_template.stop_tokens(tokenizer, str(model), (5, eos))
-    assert more == {eos: "<eos>", 4: "<|user|>", 5: "<|assistant|>", end: "<|im_end|>"}
+    stops = chat_template.stop_tokens(tokenizer, str(model), (5, eos))
+    assert stops == {eos: "<eos>", 4: "<|user|>", 5: "<|assistant|>", end: "<|im_end|>"}
     assert chat_template.stop_tokens(tokenizer, str(tmp_path / "nowhere"), ()) == {eos: "<eos>", end: "<|im_end|>"}
     with pytest.raises(ConfigError, match=r"there is no token 100000, the tokenizer of .* has ids up to"):
         chat_template.stop_tokens(tokenizer, str(model), (100_000,))
@@ -96,7 +96,7 @@ def test_a_think_that_the_prompt_opens_is_known(text: str, values: dict[str, Any
 def test_variables_of_the_template_are_set_and_travel_with_the_tokenizer() -> None:
     plain, fixed = tokenizer_with(of.CHATML), tokenizer_with(of.CHATML)
     chat_template.fix(fixed, {"enable_thinking": False}, None)
-    without, with_it = (chat_template.render(one, QUESTION) for one in (plain, fixed))
+    without, with_it = (chat_template.render(variant, QUESTION) for variant in (plain, fixed))
     assert with_it == without + "<think>\n\n</think>\n\n"
     assert chat_template.render(pickle.loads(pickle.dumps(fixed)), QUESTION) == with_it
     dated = chat_template.fix(tokenizer_with(of.DATED), {"date_string": 'on a "quoted" день\n'}, DAY)
@@ -193,8 +193,8 @@ def test_a_template_that_is_right_passes() -> None:
 def test_variables_are_keys_of_the_configuration() -> None:
     sets = ["data.chat_template_kwargs.enable_thinking=false", "data.chat_template_kwargs.date_string=26 Jul 2024"]
     run = resolve("grpo", {}, [*sets, "data.chat_template_kwargs.budget=3", "rollout.stop_token_ids=[4, 5]"])
-    given = {"enable_thinking": False, "date_string": "26 Jul 2024", "budget": 3}
-    assert run.config.data.chat_template_kwargs == given
+    variables = {"enable_thinking": False, "date_string": "26 Jul 2024", "budget": 3}
+    assert run.config.data.chat_template_kwargs == variables
     assert run.config.rollout.stop_token_ids == (4, 5)
     text = dump_toml(run)
     assert 'chat_template_kwargs.date_string = "26 Jul 2024"  # --set' in text
@@ -226,13 +226,13 @@ def test_a_run_with_a_dated_template_goes_on_on_another_day(
     )
     flags = {"model.path": str(model), "data.path": str(tmp_path), "cluster.device": "cpu"}
     resolved = resolve("grpo", flags, ["train.tokens_per_microbatch=4096"])
-    made = prepare(resolved.config, day=DAY)
-    assert (made.facts.day, prepare(resolved.config).facts.day) == (DAY, datetime.now(UTC).date())
+    prepared = prepare(resolved.config, day=DAY)
+    assert (prepared.facts.day, prepare(resolved.config).facts.day) == (DAY, datetime.now(UTC).date())
     with RunFolder.create(tmp_path / "run", facts={"day": DAY.isoformat()}) as folder:
         folder.write_config(dump_toml(resolved))
     checkpoints = Checkpoints(folder.checkpoints, keep=1)
     checkpoints.begin(1)
-    checkpoints.commit(1, {"step": 1, "data": made.prompts.fingerprint()}, dump_toml(resolved), {}, {})
+    checkpoints.commit(1, {"step": 1, "data": prepared.prompts.fingerprint()}, dump_toml(resolved), {}, {})
     assert main(["train", "--resume", str(folder.path), "--dry-run"]) == 0
     assert "2024-07-26, kept with the run" in " ".join(capsys.readouterr().out.split())
     environment = folder.path / "environment.json"

@@ -32,13 +32,13 @@ def test_each_epoch_holds_each_index_once_however_batches_fall(
             assert epoch == list(range(len(epoch)))
 
 
-@given(count=counts, seed=seeds, sizes=takes, more=st.integers(1, 70))
-def test_a_restored_cursor_goes_on_exactly(count: int, seed: int, sizes: list[int], more: int) -> None:
+@given(count=counts, seed=seeds, sizes=takes, following=st.integers(1, 70))
+def test_a_restored_cursor_goes_on_exactly(count: int, seed: int, sizes: list[int], following: int) -> None:
     cursor = PromptCursor(count, seed, shuffle=True)
     for n in sizes:
         cursor.take(n)
     state = json.loads(json.dumps(cursor.state()))
-    assert PromptCursor(count, 0, shuffle=False).restored(state).take(more) == cursor.take(more)
+    assert PromptCursor(count, 0, shuffle=False).restored(state).take(following) == cursor.take(following)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -51,9 +51,9 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_global_random_state_is_neither_read_nor_changed() -> None:
     random.seed(1)
     np.random.seed(1)
-    before = random.getstate(), np.random.get_state()[1].tolist()
+    initial_states = random.getstate(), np.random.get_state()[1].tolist()
     first = PromptCursor(50, seed=0, shuffle=True).take(75)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == initial_states
     random.seed(2)
     np.random.seed(2)
     assert PromptCursor(50, seed=0, shuffle=True).take(75) == first

@@ -25,15 +25,15 @@ A, B = np.array([1.0, 5.0, 9.0, 1.0, 2.5]), np.array([1.0, 5.0, 1.0, 9.0, 7.0])
 DRAWS = 4000
 
 
-def cursor_by(rule: Any, count: int = 40, **more: Any) -> SelectingCursor:
-    given = {"decay": 0.5, "retire": 0, "rest": 8} | more
-    return SelectingCursor(count, seed=3, shuffle=True, rule=rule, **given)
+def cursor_by(rule: Any, count: int = 40, **options: Any) -> SelectingCursor:
+    arguments = {"decay": 0.5, "retire": 0, "rest": 8} | options
+    return SelectingCursor(count, seed=3, shuffle=True, rule=rule, **arguments)
 
 
 def drawn_first(rule: Any) -> list[float]:
     rng = np.random.default_rng(1)
     counted = Counter(int(rule(A, B, 1, rng)[0]) for _ in range(DRAWS))
-    return [counted[place] / DRAWS for place in range(len(A))]
+    return [counted[index] / DRAWS for index in range(len(A))]
 
 
 def beta_variance_term(a: float, b: float) -> float:
@@ -51,9 +51,9 @@ def test_difficulty_draws_by_the_expected_variance_to_its_power() -> None:
 
 
 def test_thompson_takes_the_drawn_rates_nearest_to_one_half() -> None:
-    rng, again = np.random.default_rng(7), np.random.default_rng(7)
-    rates = again.beta(A, B).tolist()
-    nearest = sorted(range(len(A)), key=lambda place: abs(rates[place] - 0.5))
+    rng, reference_rng = np.random.default_rng(7), np.random.default_rng(7)
+    rates = reference_rng.beta(A, B).tolist()
+    nearest = sorted(range(len(A)), key=lambda index: abs(rates[index] - 0.5))
     assert thompson(A, B, 3, rng).tolist() == nearest[:3]
     shares = drawn_first(thompson)
     assert shares[1] > shares[0] > shares[4] > max(shares[2], shares[3])
@@ -62,38 +62,38 @@ def test_thompson_takes_the_drawn_rates_nearest_to_one_half() -> None:
 
 @pytest.mark.parametrize("rule", ["thompson", "difficulty"])
 def test_prompts_solved_sometimes_are_drawn_most(rule: str) -> None:
-    cursor, drawn = cursor_by(rule), Counter[int]()
+    cursor, draw_counts = cursor_by(rule), Counter[int]()
     for _ in range(60):
         for index in cursor.take(6):
             right = {0: 0, 1: 4, 2: 8}[index % 3]
             cursor.record_group(index, 100, right, 8)
-            drawn[index % 3] += 1
-    assert drawn[1] > 2.5 * max(drawn[0], drawn[2])
-    assert min(drawn[0], drawn[2]) > 14, "evidence decays, so the others are tried again"
+            draw_counts[index % 3] += 1
+    assert draw_counts[1] > 2.5 * max(draw_counts[0], draw_counts[2])
+    assert min(draw_counts[0], draw_counts[2]) > 14, "evidence decays, so the others are tried again"
 
 
 takes = st.lists(st.integers(0, 12), min_size=1, max_size=12)
 rules = st.sampled_from(["uniform", "thompson", "difficulty"])
 
 
-def judge(cursor: SelectingCursor | MixedCursor, taken: list[int], skip: int) -> None:
-    for index in taken[skip:]:  # some groups are not finished when the checkpoint is taken
+def judge(cursor: SelectingCursor | MixedCursor, indices: list[int], skip: int) -> None:
+    for index in indices[skip:]:  # some groups are not finished when the checkpoint is taken
         cursor.record_group(index, 10, min(8, index % 11), 8)
 
 
 @given(rule=rules, sizes=takes, retire=st.integers(0, 2), count=st.integers(1, 30))
 @settings(max_examples=80)
 def test_a_restored_cursor_goes_on_exactly(rule: Any, sizes: list[int], retire: int, count: int) -> None:
-    whole, parts = (cursor_by(rule, count, retire=retire) for _ in range(2))
+    continuous, resumed = (cursor_by(rule, count, retire=retire) for _ in range(2))
     for step, n in enumerate(sizes):
-        taken, again = whole.take(n), parts.take(n)
-        assert taken == again
-        assert len(taken) == n
-        assert set(taken) <= set(range(count))
-        judge(whole, taken, step % 3)
-        judge(parts, again, step % 3)
-        parts = cursor_by(rule, count, retire=retire).restored(json.loads(json.dumps(parts.state())))
-    assert whole.state() == parts.state()
+        indices, resumed_indices = continuous.take(n), resumed.take(n)
+        assert indices == resumed_indices
+        assert len(indices) == n
+        assert set(indices) <= set(range(count))
+        judge(continuous, indices, step % 3)
+        judge(resumed, resumed_indices, step % 3)
+        resumed = cursor_by(rule, count, retire=retire).restored(json.loads(json.dumps(resumed.state())))
+    assert continuous.state() == resumed.state()
 
 
 def test_uniform_walks_as_without_selection_until_a_prompt_is_retired() -> None:
@@ -119,13 +119,13 @@ def test_retired_prompts_come_back_when_all_are(rule: Any) -> None:
 @pytest.mark.parametrize("rule", ["thompson", "difficulty"])
 def test_a_drawn_prompt_rests_while_others_are_drawn(rule: Any) -> None:
     cursor = cursor_by(rule, 20, rest=10)
-    taken: list[int] = []
+    indices: list[int] = []
     for _ in range(40):
-        taken += cursor.take(2)
-        for index in taken[-2:]:
+        indices += cursor.take(2)
+        for index in indices[-2:]:
             cursor.record_group(index, 1, 4, 8)
-    for place, index in enumerate(taken):
-        assert index not in taken[max(0, place - 9) : place]
+    for position, index in enumerate(indices):
+        assert index not in indices[max(0, position - 9) : position]
     alone = cursor_by(rule, 3, rest=10)
     assert sorted(alone.take(3)) == [0, 1, 2], "more at once than are awake: each once, as long as there are others"
     assert alone.rest == 1
@@ -153,38 +153,46 @@ def test_a_state_of_another_rule_is_refused() -> None:
 
 
 def config_of(*weights: float, **data: Any) -> RunConfig:
-    paths = tuple(WeightedPath(path=str(place), weight=weight) for place, weight in enumerate(weights))
+    paths = tuple(WeightedPath(path=str(number), weight=weight) for number, weight in enumerate(weights))
     return RunConfig(data=Data(path=paths, **data), train=Train(seed=3), rollout=Rollout(prompts_per_step=6))
 
 
 def test_the_config_chooses_the_cursor_of_one_set_and_of_each_of_several() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(60)]
-    one = build_cursor(prompts, config_of(sampling="difficulty", retire=3))
-    assert isinstance(one, SelectingCursor)
-    assert (one.rule, one.rates.decay, one.rates.retire, one.rest) == ("difficulty", DECAY, 3, 6 * REST_STEPS)
+    cursor = build_cursor(prompts, config_of(sampling="difficulty", retire=3))
+    assert isinstance(cursor, SelectingCursor)
+    assert (cursor.rule, cursor.rates.decay, cursor.rates.retire, cursor.rest) == (
+        "difficulty",
+        DECAY,
+        3,
+        6 * REST_STEPS,
+    )
     assert isinstance(build_cursor(prompts, config_of(retire=1)), SelectingCursor)
     assert isinstance(build_cursor(prompts, config_of()), PromptCursor)
     joined = JoinedPrompts([prompts[:20], prompts[20:]], ["a", "b"])
     mixed = build_cursor(joined, config_of(2.0, 1.0, sampling="thompson"))
     assert isinstance(mixed, MixedCursor)
-    assert [(own.count, own.rest) for own in mixed.cursors if isinstance(own, SelectingCursor)] == [(20, 8), (40, 4)]
+    assert [(part.count, part.rest) for part in mixed.cursors if isinstance(part, SelectingCursor)] == [
+        (20, 8),
+        (40, 4),
+    ]
 
 
 def test_several_sets_keep_their_shares_and_each_its_own_rates() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(60)]
     joined = JoinedPrompts([prompts[:30], prompts[30:]], ["a", "b"])
     config = config_of(2.0, 1.0, sampling="thompson", retire=2)
-    whole, parts, drawn = build_cursor(joined, config), build_cursor(joined, config), Counter[bool]()
+    continuous, resumed, draw_counts = build_cursor(joined, config), build_cursor(joined, config), Counter[bool]()
     for step in range(40):
-        taken = whole.take(9)
-        assert parts.take(9) == taken
-        drawn.update(index < 30 for index in taken)
-        for cursor in (whole, parts):
-            judge(cursor, taken, step % 2)  # type: ignore[arg-type]
-        parts = build_cursor(joined, config).restored(json.loads(json.dumps(parts.state())))
-    assert drawn[True] == 2 * drawn[False]
-    assert whole.metrics() == parts.metrics()
-    assert 0.0 < whole.metrics()["prompts/retired"] < whole.metrics()["prompts/seen"] == 1.0
+        indices = continuous.take(9)
+        assert resumed.take(9) == indices
+        draw_counts.update(index < 30 for index in indices)
+        for cursor in (continuous, resumed):
+            judge(cursor, indices, step % 2)  # type: ignore[arg-type]
+        resumed = build_cursor(joined, config).restored(json.loads(json.dumps(resumed.state())))
+    assert draw_counts[True] == 2 * draw_counts[False]
+    assert continuous.metrics() == resumed.metrics()
+    assert 0.0 < continuous.metrics()["prompts/retired"] < continuous.metrics()["prompts/seen"] == 1.0
 
 
 def groups_until_learned(rule: str, spread: float, seed: int) -> int:
@@ -195,14 +203,14 @@ def groups_until_learned(rule: str, spread: float, seed: int) -> int:
     hardness = rng.uniform(-spread, spread, count)
     cursor = PromptCursor(count, seed, True) if rule == "uniform" else cursor_by(rule, count, rest=16)
     while (rates := 1.0 / (1.0 + np.exp(hardness - skill))).mean() < 0.8:
-        kept: list[float] = []
-        while len(kept) < 8:
-            for index in cursor.take(8 - len(kept)):
+        deviations: list[float] = []
+        while len(deviations) < 8:
+            for index in cursor.take(8 - len(deviations)):
                 right = int(rng.binomial(8, rates[index]))
                 cursor.record_group(index, 1, right, 8)
                 groups += 1
-                kept += [math.sqrt(right / 8 * (1 - right / 8))] if 0 < right < 8 else []
-        skill += 0.12 * sum(kept) / len(kept)
+                deviations += [math.sqrt(right / 8 * (1 - right / 8))] if 0 < right < 8 else []
+        skill += 0.12 * sum(deviations) / len(deviations)
     return groups
 
 

@@ -56,10 +56,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def allocated(file: Path) -> tuple[PromptTable, int]:
     """The rows, and the bytes of Arrow's memory that they keep."""
     gc.collect()
-    before = pa.total_allocated_bytes()
+    bytes_before = pa.total_allocated_bytes()
     rows = read_prompts(file, "train")
     gc.collect()
-    return rows, pa.total_allocated_bytes() - before
+    return rows, pa.total_allocated_bytes() - bytes_before
 
 
 @pytest.mark.long
@@ -67,14 +67,14 @@ def test_images_are_mapped_from_a_file_that_leaves_nothing(
     data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = sum(len(png(number)) for number in range(COUNT))
-    mapped, taken = allocated(data)
-    assert taken < encoded / 50
+    mapped, mapped_bytes = allocated(data)
+    assert mapped_bytes < encoded / 50
     assert list(cache.iterdir()) == [], "the file has no name"
     monkeypatch.setattr(prompt_table, "MAPPED_FROM", 1 << 40)
-    held, kept = allocated(data)
-    assert kept > encoded
+    held, held_bytes = allocated(data)
+    assert held_bytes > encoded
     assert list(mapped) == list(held)
-    assert [one.images for one in mapped] == [(png(number),) for number in range(COUNT)]
+    assert [prompt.images for prompt in mapped] == [(png(number),) for number in range(COUNT)]
 
 
 def test_without_room_for_the_file_images_are_kept_in_memory(
@@ -90,27 +90,27 @@ def test_without_room_for_the_file_images_are_kept_in_memory(
 
 def test_row_groups_are_small_and_an_image_is_not_copied_to_write_it(data: Path) -> None:
     assert pq.read_metadata(data).row_group(0).num_rows == IMAGE_ROWS
-    before, image = pa.total_allocated_bytes(), bytes(1 << 20)
+    bytes_before, image = pa.total_allocated_bytes(), bytes(1 << 20)
     column = image_column([[image], [image, b"x"], [], [b""]])
-    assert pa.total_allocated_bytes() - before < 1.1 * len(image)  # the second row's two are one buffer
-    found = [[one["bytes"] for one in row] for row in column.to_pylist()]
-    assert found == [[image], [image, b"x"], [], [b""]]
+    assert pa.total_allocated_bytes() - bytes_before < 1.1 * len(image)  # the second row's two are one buffer
+    images = [[item["bytes"] for item in row] for row in column.to_pylist()]
+    assert images == [[image], [image, b"x"], [], [b""]]
 
 
 def test_one_image_at_a_time_is_decoded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the driver decodes to tokenize, and of the encoded images that it holds as bytes."""
-    decode, live, most = decoding.decode, [0], [0, 0]
+    decode, live, counters = decoding.decode, [0], [0, 0]
     opened = PromptTable._images
 
     def counted(encoded: bytes) -> Image.Image:
-        found = decode(encoded)
+        image = decode(encoded)
         live[0] += 1
-        weakref.finalize(found, lambda: live.__setitem__(0, live[0] - 1))
-        most[0] = max(most[0], live[0])
-        return found
+        weakref.finalize(image, lambda: live.__setitem__(0, live[0] - 1))
+        counters[0] = max(counters[0], live[0])
+        return image
 
     def noted(self: PromptTable, value: Any) -> Any:
-        most[1] += 1
+        counters[1] += 1
         return opened(self, value)
 
     monkeypatch.setattr(decoding, "decode", counted)
@@ -123,13 +123,13 @@ def test_one_image_at_a_time_is_decoded(data: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         tokenized_prompts,
         "_encode_some",
-        lambda *given: chunks.append(len(given[-1])) or encode(*given),  # type: ignore[func-returns-value]
+        lambda *arguments: chunks.append(len(arguments[-1])) or encode(*arguments),  # type: ignore[func-returns-value]
     )
-    found = TokenizedPrompts.tokenize(rows, vision_tokenizer(), 10_000, rule=rule)
-    assert len(found) == COUNT
-    assert most[0] <= 2
+    tokenized = TokenizedPrompts.tokenize(rows, vision_tokenizer(), 10_000, rule=rule)
+    assert len(tokenized) == COUNT
+    assert counters[0] <= 2
     assert max(chunks) == tokenized_prompts.IMAGE_ROWS_AT_ONCE
-    assert most[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"
+    assert counters[1] == 2 * COUNT, "each row is read once to check it, and once to tokenize it"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,8 +142,8 @@ def test_a_text_that_spells_the_token_of_an_image_is_left_out(kind: str) -> None
         return Prompt(f"row:{number}", ({"role": "user", "content": text},), "", "", "", "", images=images)
 
     rows = [row(0, "plain"), row(1, f"see {spelled}"), row(2, f"<image>{spelled}", png(0)), row(3, "<image>", png(1))]
-    found = TokenizedPrompts.tokenize(rows, tokenizer, max_prompt_tokens=4000, rule=rule)
-    assert [prompt.id for prompt in found.prompts] == ["row:0", "row:3"]
-    assert found.bad_images == 2
+    tokenized = TokenizedPrompts.tokenize(rows, tokenizer, max_prompt_tokens=4000, rule=rule)
+    assert [prompt.id for prompt in tokenized.prompts] == ["row:0", "row:3"]
+    assert tokenized.bad_images == 2
     with pytest.raises(DataError, match="their texts have tokens that stand for images"):
         TokenizedPrompts.tokenize(rows[1:2], tokenizer, max_prompt_tokens=4000, rule=rule)

@@ -85,18 +85,18 @@ def test_images_are_part_of_a_fingerprint_and_not_of_the_repr() -> None:
     assert repr(MIXED[0]) == repr(replace(MIXED[0], images=()))
     assert MIXED[2].content() == repr(MIXED[2]).encode()
     swapped = replace(MIXED[1], images=MIXED[1].images[::-1])
-    assert len({mark(one) for one in (MIXED[0], replace(MIXED[0], images=(B,)), MIXED[1], swapped)}) == 4
+    assert len({mark(prompt) for prompt in (MIXED[0], replace(MIXED[0], images=(B,)), MIXED[1], swapped)}) == 4
 
 
 def test_a_table_without_its_images_keeps_the_markers(tmp_path: Path) -> None:
     table = stored(
         tmp_path, "images", [[{"bytes": A, "path": None}], None, []], pa.list_(STRUCT), ["how many", "1+1=", "2"]
     )
-    assert [one.messages[0]["content"] for one in table] == ["<image>how many", "1+1=", "2"]
+    assert [prompt.messages[0]["content"] for prompt in table] == ["<image>how many", "1+1=", "2"]
     for bare in (table.without("images"), pickle.loads(pickle.dumps(table.without("images").without("images")))):
-        assert list(bare) == [replace(one, images=()) for one in table]
+        assert list(bare) == [replace(prompt, images=()) for prompt in table]
     joined = JoinedPrompts([table, list(table)])
-    assert [len(one.images) for one in joined.without("images")] == [0, 0, 0, 1, 0, 0]
+    assert [len(prompt.images) for prompt in joined.without("images")] == [0, 0, 0, 1, 0, 0]
     assert list(table.without("extra_info")[:1]) == [replace(table[0], extra_info={})]
 
 
@@ -158,7 +158,9 @@ def test_links_within_the_folder_and_folders_that_are_links_are_followed(tmp_pat
     (real / "b.png").symlink_to("images/a.png")
     link.symlink_to(real)
     paths = [["b.png"], ["images/../images/a.png"], [str(link / "b.png")], [str(real / "b.png")]]
-    assert [one.images for one in stored(link, "images", paths, pa.list_(pa.string()), ["<image>"] * 4)] == [(A,)] * 4
+    assert [prompt.images for prompt in stored(link, "images", paths, pa.list_(pa.string()), ["<image>"] * 4)] == [
+        (A,)
+    ] * 4
 
 
 def test_files_of_a_snapshot_in_the_hubs_cache_lie_in_its_blobs(tmp_path: Path) -> None:

@@ -38,29 +38,29 @@ def place(index: int) -> int:
 @settings(max_examples=60)
 @given(st.lists(st.floats(0.05, 20.0), min_size=3, max_size=3), st.integers(1, 400))
 def test_shares_of_any_number_of_draws_follow_the_weights(weights: list[float], draws: int) -> None:
-    drawn = Counter(map(place, mixed(tuple(weights)).take(draws)))
+    set_counts = Counter(map(place, mixed(tuple(weights)).take(draws)))
     for number, weight in enumerate(weights):
-        assert abs(drawn[number] - draws * weight / sum(weights)) < 2.0
+        assert abs(set_counts[number] - draws * weight / sum(weights)) < 2.0
 
 
 def test_each_set_goes_through_its_own_epochs() -> None:
-    taken = mixed(shuffle=False).take(60)
-    assert [index for index in taken if place(index) == 0] == list(range(30))
-    assert [index - 50 for index in taken if place(index) == 1] == [i % 7 for i in range(20)]
-    assert [index - 57 for index in taken if place(index) == 2] == list(range(10))
+    indices = mixed(shuffle=False).take(60)
+    assert [index for index in indices if place(index) == 0] == list(range(30))
+    assert [index - 50 for index in indices if place(index) == 1] == [i % 7 for i in range(20)]
+    assert [index - 57 for index in indices if place(index) == 2] == list(range(10))
     of_equal_size = MixedCursor(["a", "b"], [0, 20, 40], [1.0, 1.0], seed=0, shuffle=True)
-    taken = of_equal_size.take(40)
-    assert sorted(taken) == list(range(40))
-    assert [i for i in taken if i < 20] != [i - 20 for i in taken if i >= 20]
+    indices = of_equal_size.take(40)
+    assert sorted(indices) == list(range(40))
+    assert [i for i in indices if i < 20] != [i - 20 for i in indices if i >= 20]
 
 
 @pytest.mark.parametrize("unit", ["prompts", "tokens"])
 def test_many_at_once_are_those_that_come_one_by_one(unit: str) -> None:
     at_once, singly = mixed(unit=unit), mixed(unit=unit)
     for step in range(12):
-        taken = at_once.take(step)
-        assert taken == [singly.take(1)[0] for _ in range(step)]
-        for index in taken[step % 2 :]:
+        indices = at_once.take(step)
+        assert indices == [singly.take(1)[0] for _ in range(step)]
+        for index in indices[step % 2 :]:
             at_once.record_group(index, 10 + index)
             singly.record_group(index, 10 + index)
     assert at_once.state() == singly.state()
@@ -69,50 +69,50 @@ def test_many_at_once_are_those_that_come_one_by_one(unit: str) -> None:
 @pytest.mark.parametrize("unit", ["prompts", "tokens"])
 def test_a_restored_cursor_goes_on_exactly(unit: str) -> None:
     cursor, other = mixed(unit=unit), mixed(unit=unit)
-    taken: list[int] = []
+    indices: list[int] = []
     for step in range(30):
         some = cursor.take(8)
         for index in some[step % 3 :]:  # some groups are not finished when the checkpoint is taken
             cursor.record_group(index, 10 + index)
-        taken += some
+        indices += some
         other = other.restored(json.loads(json.dumps(cursor.state())))
         cursor, other = other, cursor
-    assert taken == continuous(unit)
+    assert indices == continuous(unit)
 
 
 def continuous(unit: str) -> list[int]:
-    cursor, taken = mixed(unit=unit), list[int]()
+    cursor, indices = mixed(unit=unit), list[int]()
     for step in range(30):
         some = cursor.take(8)
         for index in some[step % 3 :]:
             cursor.record_group(index, 10 + index)
-        taken += some
-    return taken
+        indices += some
+    return indices
 
 
 def test_shares_by_tokens_follow_what_the_groups_have_had() -> None:
     lengths = (400, 100, 1000)
-    cursor, tokens, drawn = mixed((1.0, 1.0, 2.0), "tokens"), Counter[int](), Counter[int]()
+    cursor, tokens, set_counts = mixed((1.0, 1.0, 2.0), "tokens"), Counter[int](), Counter[int]()
     for _ in range(100):
         for index in cursor.take(16):
             cursor.record_group(index, lengths[place(index)])
             tokens[place(index)] += lengths[place(index)]
-            drawn[place(index)] += 1
+            set_counts[place(index)] += 1
     total = sum(tokens.values())
     assert [tokens[i] / total for i in range(3)] == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
-    assert drawn[1] > 3.5 * drawn[0]
+    assert set_counts[1] > 3.5 * set_counts[0]
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"sets": ["a", "b", "d"]}, "began with a:3, b:2, d:1 by prompts and now has a:3, b:2, c:1 by prompts"),
         ({"weights": [1.0, 2.0, 1.0]}, "began with a:1, b:2, c:1"),
         ({"unit": "tokens"}, "by tokens and now has"),
     ],
 )
-def test_a_run_is_not_resumed_with_another_mixture(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_a_run_is_not_resumed_with_another_mixture(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         mixed().restored(mixed().state() | changed)
 
 
@@ -155,18 +155,18 @@ def test_sets_are_joined_with_ids_that_differ(tmp_path: Path) -> None:
         dataset_names([paths[0], f"{paths[0]}/test.parquet"], "--eval-data")
 
 
-def asked(*weights: float, **more: Any) -> RunConfig:
-    paths = tuple(WeightedPath(path=str(place), weight=weight) for place, weight in enumerate(weights))
-    return RunConfig(data=Data(path=paths, **more), train=Train(seed=3))
+def mixture_config(*weights: float, **options: Any) -> RunConfig:
+    paths = tuple(WeightedPath(path=str(number), weight=weight) for number, weight in enumerate(weights))
+    return RunConfig(data=Data(path=paths, **options), train=Train(seed=3))
 
 
 def test_one_set_or_no_weights_take_the_cursor_of_one_dataset() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(9)]
     joined = JoinedPrompts([prompts[:4], prompts[4:]], ["a", "b"])
     for some, weights in ((prompts, ()), (prompts, (2.0,)), (joined, ())):
-        cursor = build_cursor(some, asked(*weights))
+        cursor = build_cursor(some, mixture_config(*weights))
         assert cursor.state() == PromptCursor(9, 3, True).state()
-    assert isinstance(build_cursor(joined, asked(2.0, 1.0)), MixedCursor)
+    assert isinstance(build_cursor(joined, mixture_config(2.0, 1.0)), MixedCursor)
 
 
 def config_of(*texts: str, sets: tuple[str, ...] = ()) -> RunConfig:
@@ -191,13 +191,13 @@ def test_flags_and_lists_give_paths_and_weights(tmp_path: Path) -> None:
 def test_the_configuration_of_a_mixture_is_read_back(tmp_path: Path) -> None:
     resolved = resolve("grpo", {"data.path": data_sets(["a:2", "b:1"]), "evaluation.data": ["c", "d"]}, [])
     (tmp_path / "config.toml").write_text(dump_toml(resolved))
-    again = read_run_config(tmp_path)
-    assert again.config == resolved.config
-    assert again.origins["data.path"] == "flag --data"
+    restored = read_run_config(tmp_path)
+    assert restored.config == resolved.config
+    assert restored.origins["data.path"] == "flag --data"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (["a:0", "b:1"], r"data\.path = .*weight = 0\.0.*\(flag --data\) must be a path, or a list of paths"),
         (["a:-1", "b:1"], r"weight = -1"),
@@ -206,9 +206,9 @@ def test_the_configuration_of_a_mixture_is_read_back(tmp_path: Path) -> None:
         (["a:2", "b"], r"b has no weight, but others have one"),
     ],
 )
-def test_weights_that_are_none_are_refused_in_one_line(given: list[str], said: str) -> None:
-    with pytest.raises(RlcliError, match=said) as raised:
-        config_of(*given)
+def test_weights_that_are_none_are_refused_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(RlcliError, match=message) as raised:
+        config_of(*arguments)
     assert "\n" not in str(raised.value)
 
 
@@ -230,8 +230,8 @@ def test_metrics_of_each_set_are_those_of_its_samples() -> None:
         for i, (verdict, reason) in enumerate(zip(verdicts, reasons, strict=True))
     )
     counted = samples[:3]
-    found = set_metrics(samples, counted, ["a", "b", "b"])
-    assert {name: value for name, value in found.items() if value} == {
+    metrics = set_metrics(samples, counted, ["a", "b", "b"])
+    assert {name: value for name, value in metrics.items() if value} == {
         "source/a/prompts": 1.0,
         "source/a/reward": 0.5,
         "source/a/pass@1": 0.5,

@@ -37,11 +37,11 @@ def test_the_command_for_a_file_makes_rows_of_it(name: str, capsys: pytest.Captu
     else:
         csv = b"question,target,level\n" + b"\n".join(f"{n}+1=,{n + 1},{n}".encode() for n in range(3))
         Path(name).write_bytes(csv if name.endswith("csv") else gzip.compress(lines) if "gz" in name else lines)
-    said = refused(name)
+    message = refused(name)
     command = f"rlcli prep jsonl --source {name} --columns prompt=question,answer=target --out data/sums"
     kind = "is not a parquet file that rlcli prep has made"
     kind = "has no column 'data_source' (it has question, target, level)" if name == "sums.parquet" else kind
-    assert said == f"data: {name} {kind}; make rows of it: {command}, then give data/sums"
+    assert message == f"data: {name} {kind}; make rows of it: {command}, then give data/sums"
     assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert [row.ground_truth for row in read_prompts("data/sums", "train", "gsm8k")] == ["1", "2", "3"]
 

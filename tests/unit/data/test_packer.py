@@ -193,7 +193,7 @@ def test_the_micro_batch_with_the_most_tokens_comes_first() -> None:
     case = step_of(512, 4)
     (minibatch,) = case.plan().minibatches
     rows = [[sum(case.sizes[s] for s in bin) for bin in row] for row in zip(*minibatch.ranks, strict=True)]
-    assert all(max(before) >= max(after) for before, after in pairwise(rows))
+    assert all(max(current) >= max(following) for current, following in pairwise(rows))
 
 
 def test_a_rank_with_the_larger_micro_batch_is_given_the_smaller_one_next() -> None:
@@ -357,8 +357,8 @@ def test_as_many_tokens_are_forwarded_as_were_planned() -> None:
         ]
         for rank, tokens in zip(minibatch.ranks, minibatch.rank_tokens, strict=True):
             packs = [pack([rows[sample] for sample in bin], torch.device("cpu")) for bin in rank if bin]
-            assert sum(one.tokens for one in packs) == tokens
-            assert all(one.tokens <= 1000 for one in packs)
+            assert sum(micro_batch.tokens for micro_batch in packs) == tokens
+            assert all(micro_batch.tokens <= 1000 for micro_batch in packs)
 
 
 @relaxed

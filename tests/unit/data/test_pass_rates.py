@@ -23,11 +23,11 @@ events = st.lists(
 
 def played(some: list[object], decay: float, retire: int = 0) -> PassRates:
     rates = PassRates(COUNT, decay, retire)
-    for one in some:
-        if isinstance(one, list):
-            rates.draw(one)
-        elif isinstance(one, tuple):
-            rates.observe(one[0], one[1], one[1] + one[2])
+    for event in some:
+        if isinstance(event, list):
+            rates.draw(event)
+        elif isinstance(event, tuple):
+            rates.observe(event[0], event[1], event[1] + event[2])
     return rates
 
 
@@ -36,25 +36,25 @@ def test_the_posterior_is_the_decayed_sum_over_groups(some: list[object], decay:
     a, b = played(some, decay).posterior()
     for prompt in range(COUNT):
         alpha = beta = 1.0
-        for place, one in enumerate(some):
-            if isinstance(one, tuple) and one[0] == prompt:
-                since = sum(len(other) for other in some[place:] if isinstance(other, list))
-                alpha += one[1] * decay ** (since / COUNT)
-                beta += one[2] * decay ** (since / COUNT)
+        for position, event in enumerate(some):
+            if isinstance(event, tuple) and event[0] == prompt:
+                later_draws = sum(len(other) for other in some[position:] if isinstance(other, list))
+                alpha += event[1] * decay ** (later_draws / COUNT)
+                beta += event[2] * decay ** (later_draws / COUNT)
         assert a[prompt] == pytest.approx(alpha, rel=1e-9)
         assert b[prompt] == pytest.approx(beta, rel=1e-9)
 
 
-@given(some=events, more=events, retire=st.integers(0, 2))
-def test_restored_rates_are_the_same_bits(some: list[object], more: list[object], retire: int) -> None:
+@given(some=events, following=events, retire=st.integers(0, 2))
+def test_restored_rates_are_the_same_bits(some: list[object], following: list[object], retire: int) -> None:
     rates = played(some, 0.3, retire)
-    again = PassRates(COUNT, 0.3, retire).restored(json.loads(json.dumps(rates.state())))
-    for one in more:
-        for each in (rates, again):
-            each.draw(one) if isinstance(one, list) else each.observe(one[0], one[1], one[1] + one[2])
-    assert [side.tolist() for side in rates.posterior()] == [side.tolist() for side in again.posterior()]
-    assert rates.retired().tolist() == again.retired().tolist()
-    assert rates.drawn_at.tolist() == again.drawn_at.tolist()
+    restored = PassRates(COUNT, 0.3, retire).restored(json.loads(json.dumps(rates.state())))
+    for event in following:
+        for each in (rates, restored):
+            each.draw(event) if isinstance(event, list) else each.observe(event[0], event[1], event[1] + event[2])
+    assert [side.tolist() for side in rates.posterior()] == [side.tolist() for side in restored.posterior()]
+    assert rates.retired().tolist() == restored.retired().tolist()
+    assert rates.drawn_at.tolist() == restored.drawn_at.tolist()
 
 
 def test_groups_in_a_row_without_a_wrong_sample_retire_a_prompt() -> None:

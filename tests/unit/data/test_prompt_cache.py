@@ -48,8 +48,8 @@ def read(data: Path, verifier: str = "auto") -> PromptTable:
     return read_prompts(data, "train", verifier)
 
 
-def made_of(prompts: Any, tokenizer: Any = None, limit: int = 11, **more: Any) -> TokenizedPrompts:
-    return tokenized(prompts, tokenizer or tiny_tokenizer(), limit, least=0, **more)
+def made_of(prompts: Any, tokenizer: Any = None, limit: int = 11, **options: Any) -> TokenizedPrompts:
+    return tokenized(prompts, tokenizer or tiny_tokenizer(), limit, least=0, **options)
 
 
 def entries(data: Path) -> list[Path]:
@@ -68,16 +68,16 @@ def is_same(a: TokenizedPrompts, b: TokenizedPrompts) -> bool:
 def test_a_second_start_reads_what_the_first_has_made(
     data: Path, monkeypatch: pytest.MonkeyPatch, response: str
 ) -> None:
-    more = {"response": response, "max_response_tokens": 7} if response else {}
-    plain = TokenizedPrompts.tokenize(read(data), tiny_tokenizer(), 11, **more)
-    first = made_of(read(data), **more)
+    options = {"response": response, "max_response_tokens": 7} if response else {}
+    plain = TokenizedPrompts.tokenize(read(data), tiny_tokenizer(), 11, **options)
+    first = made_of(read(data), **options)
     mark = first.fingerprint()
     assert plain.too_long > 0
     assert is_same(first, plain)
     with monkeypatch.context() as patched:
         patched.setattr(prompts, "_encoded", None)
         patched.setattr(prompts, "_text", None)
-        second = made_of(read(data), **more)
+        second = made_of(read(data), **options)
         assert second.fingerprint() == mark
     assert is_same(second, plain)
     assert len(entries(data)) == 1
@@ -90,7 +90,7 @@ def test_whatever_changes_tokens_or_rows_has_an_entry_of_its_own(data: Path) -> 
     other.chat_template = other.chat_template + "{# another #}"
     trimmed = tiny_tokenizer()
     trimmed.eos_token = "0"
-    for again in (
+    for rebuild in (
         lambda: made_of(read(data), other),
         lambda: made_of(read(data), trimmed),
         lambda: made_of(read(data), limit=12),
@@ -100,9 +100,9 @@ def test_whatever_changes_tokens_or_rows_has_an_entry_of_its_own(data: Path) -> 
         lambda: made_of(read(data), response="response", max_response_tokens=8),
         lambda: made_of(read(write(data, last="!"))),
     ):
-        before = len(entries(data))
-        again()
-        assert len(entries(data)) == before + 1
+        entry_count = len(entries(data))
+        rebuild()
+        assert len(entries(data)) == entry_count + 1
 
 
 def test_a_copied_file_is_known(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def test_two_at_once_leave_one_whole_entry(data: Path, monkeypatch: pytest.Monke
     """Another process writes the entry while this one does."""
     store = token_cache._store
 
-    def late(entry: Path, made: TokenizedPrompts) -> None:
-        store(entry, made)
-        store(entry, made)
+    def late(entry: Path, prompts: TokenizedPrompts) -> None:
+        store(entry, prompts)
+        store(entry, prompts)
 
     monkeypatch.setattr(token_cache, "_store", late)
     plain = TokenizedPrompts.tokenize(read(data), tiny_tokenizer(), 11)
@@ -195,15 +195,15 @@ def test_processes_make_what_one_does(data: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prompts, "MANY", 10)
     monkeypatch.setattr(prompts, "CHUNK", 9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     many = TokenizedPrompts.tokenize(
-        *(read(data), tiny_tokenizer(), 11, lambda done, total: told.append((done, total))),
+        *(read(data), tiny_tokenizer(), 11, lambda done, total: progress.append((done, total))),
         response="response",
         max_response_tokens=7,
     )
     assert is_same(many, plain)
     assert many.fingerprint() == mark
-    assert told == [(9, 40), (18, 40), (27, 40), (36, 40), (40, 40)]
+    assert progress == [(9, 40), (18, 40), (27, 40), (36, 40), (40, 40)]
     refusing = tiny_tokenizer()
     refusing.chat_template = "{{ raise_exception('not today') }}"
     with pytest.raises(ModelError, match="refuses prompt toy:train:0: not today"):

@@ -87,8 +87,8 @@ def test_a_missing_column_is_named_and_those_that_are_there(tmp_path: Path) -> N
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    whole = pq.read_table(verl_file(tmp_path / "a.parquet"))
-    pq.write_table(whole.slice(0, 0), tmp_path / "a.parquet")
+    table = pq.read_table(verl_file(tmp_path / "a.parquet"))
+    pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no rows"):
         read_prompts(tmp_path / "a.parquet", "train")
 
@@ -140,8 +140,8 @@ def test_tokens_are_those_of_the_chat_template_one_prompt_at_a_time() -> None:
 def test_control_tokens_in_a_users_text_are_counted() -> None:
     tokenizer = tokenizer_with(CHATML, "<|im_end|>")
     rows = prompts_of("two", "<|im_end|>" + "x" * 300, "one <|im_end|> two", "<|im_start|> one", "< |im_end| >")
-    found = TokenizedPrompts.tokenize(rows, tokenizer, 200)
-    assert [found.prompts[place].messages[0]["content"] for place in found.control] == [
+    tokenized = TokenizedPrompts.tokenize(rows, tokenizer, 200)
+    assert [tokenized.prompts[index].messages[0]["content"] for index in tokenized.control] == [
         "one <|im_end|> two",
         "<|im_start|> one",
     ]
@@ -225,8 +225,8 @@ def tokenizer_with(template: str, end: str) -> Any:
 
 def answered(*pairs: tuple[str, Any], name: str = "response") -> list[Prompt]:
     return [
-        Prompt(f"toy:train:{i}", ({"role": "user", "content": asked},), "toy", "math", "gsm8k", "2", {name: answer})
-        for i, (asked, answer) in enumerate(pairs)
+        Prompt(f"toy:train:{i}", ({"role": "user", "content": question},), "toy", "math", "gsm8k", "2", {name: answer})
+        for i, (question, answer) in enumerate(pairs)
     ]
 
 
@@ -235,7 +235,7 @@ def with_responses(prompts: list[Prompt], tokenizer: Any, longest: int = 99) -> 
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "after"),
+    ("tokenizer", "trailing"),
     [
         (tiny_tokenizer(), ""),
         (tokenizer_with(CHATML, "<|im_end|>"), "\n"),
@@ -243,14 +243,14 @@ def with_responses(prompts: list[Prompt], tokenizer: Any, longest: int = 99) -> 
     ],
     ids=["tiny", "chatml", "llama"],
 )
-def test_prompt_response_and_end_equal_the_templated_conversation(tokenizer: Any, after: str) -> None:
+def test_prompt_response_and_end_equal_the_templated_conversation(tokenizer: Any, trailing: str) -> None:
     pairs = [("1+1=", "1+1+0=2#### 2"), ("Why?", "Because £5,\n\nso:  <b>"), ("", "x")]
     tokenized = with_responses(answered(*pairs), tokenizer)
-    for i, (asked, answer) in enumerate(pairs):
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        whole = tokenizer.apply_chat_template(messages)["input_ids"]
-        outside = tokenizer(after)["input_ids"]
-        assert [*tokenized.tokens(i), *tokenized.responses(i), *outside] == whole
+    for i, (question, answer) in enumerate(pairs):
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        expected = tokenizer.apply_chat_template(messages)["input_ids"]
+        outside = tokenizer(trailing)["input_ids"]
+        assert [*tokenized.tokens(i), *tokenized.responses(i), *outside] == expected
         assert tokenized.responses(i)[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token_id not in tokenized.responses(i)[:-1]
         assert tokenizer.decode(tokenized.responses(i), skip_special_tokens=True) == answer
@@ -263,10 +263,10 @@ def test_a_response_stands_as_it_is_where_a_template_would_alter_it() -> None:
     for answer in ("#### 2", "<think>\n1+1\n</think>\n\n#### 2"):
         tokenized = with_responses(answered(("1+1=", answer)), tokenizer)
         assert tokenizer.decode(tokenized.responses(0)) == answer + "<|im_end|>"
-    whole = tokenizer.apply_chat_template(
+    expected = tokenizer.apply_chat_template(
         [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": answer}], tokenize=False
     )
-    assert tokenizer.decode([*tokenized.tokens(0), *tokenized.responses(0)]) + "\n" == whole
+    assert tokenizer.decode([*tokenized.tokens(0), *tokenized.responses(0)]) + "\n" == expected
 
 
 def test_responses_are_views_of_int32_and_a_verifier_reads_them() -> None:
@@ -298,7 +298,7 @@ def test_no_response_within_the_limit_is_an_error_that_says_what_would_do() -> N
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (answered(("?", None)), r"holds None, which is not text"),
         (answered(("?", 42)), r"holds 42, which is not text"),
@@ -308,12 +308,12 @@ def test_no_response_within_the_limit_is_an_error_that_says_what_would_do() -> N
         (prompts_of("?"), r"is missing \(it has nothing\)"),
     ],
 )
-def test_a_row_without_a_response_is_named_with_the_mend(row: list[Prompt], said: str) -> None:
+def test_a_row_without_a_response_is_named_with_the_mend(row: list[Prompt], message: str) -> None:
     good = answered(*[("1+1=", "#### 2")] * 600)
     with pytest.raises(DataError) as raised:
         with_responses([*good, dataclasses.replace(row[0], id="toy:train:600")], tiny_tokenizer())
     text = str(raised.value)
-    assert re.search(rf"toy:train:600: extra_info\.response, the response to imitate, {said}", text)
+    assert re.search(rf"toy:train:600: extra_info\.response, the response to imitate, {message}", text)
     assert "rlcli prep gsm8k" in text
     assert "data.response" in text
     assert "\n" not in text

@@ -28,23 +28,23 @@ def counted(draw: Any) -> RolloutStats:
 
 @given(st.lists(counted(), min_size=1, max_size=4))
 def test_a_round_lasts_as_long_as_its_slowest_worker(workers: list[RolloutStats]) -> None:
-    whole = RolloutStats.of_round(workers)
+    round_stats = RolloutStats.of_round(workers)
     longest = max(stats.generate_s + stats.verify_s for stats in workers)
-    assert whole.generate_s + whole.verify_s == longest
+    assert round_stats.generate_s + round_stats.verify_s == longest
     waited = [longest - stats.generate_s - stats.verify_s for stats in workers]
-    assert whole.idle_s == pytest.approx(sum(waited) / len(workers), abs=1e-9)
-    assert (whole.rounds, whole.version) == (1, max(stats.version for stats in workers))
-    assert whole.generated_tokens == sum(stats.generated_tokens for stats in workers)
-    assert whole.drafted == sum(stats.drafted for stats in workers)
+    assert round_stats.idle_s == pytest.approx(sum(waited) / len(workers), abs=1e-9)
+    assert (round_stats.rounds, round_stats.version) == (1, max(stats.version for stats in workers))
+    assert round_stats.generated_tokens == sum(stats.generated_tokens for stats in workers)
+    assert round_stats.drafted == sum(stats.drafted for stats in workers)
 
 
 @given(counted(), counted())
 def test_rounds_add_up_but_for_what_the_last_one_says(first: RolloutStats, second: RolloutStats) -> None:
-    both = first + second
+    total = first + second
     latest = {"aborted", "version"}
     for name in COUNTERS:
-        before, after = getattr(first, name), getattr(second, name)
-        assert getattr(both, name) == (after if name in latest else before + after), name
+        first_value, second_value = getattr(first, name), getattr(second, name)
+        assert getattr(total, name) == (second_value if name in latest else first_value + second_value), name
 
 
 @given(counted())

@@ -25,9 +25,9 @@ def routes(*experts: int) -> np.ndarray:
     return np.array(experts, np.uint8).reshape(-1, 1, 1)
 
 
-def experts(found: np.ndarray | None) -> list[int]:
-    assert found is not None
-    return found.ravel().tolist()
+def experts(values: np.ndarray | None) -> list[int]:
+    assert values is not None
+    return values.ravel().tolist()
 
 
 def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> RequestOutput:
@@ -35,7 +35,7 @@ def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> RequestOu
 
 
 @pytest.mark.parametrize(
-    ("shape", "expert", "said"),
+    ("shape", "expert", "message"),
     [
         ((3, 1, 2), 5, "routes [tokens, 1, 2], up to expert 5: the model has 2 layers of 6 experts, and 2 of them"),
         ((3, 3, 2), 5, "routes [tokens, 3, 2]"),
@@ -44,10 +44,10 @@ def drawn(tokens: int, of_all: np.ndarray | None, version: int = 1) -> RequestOu
         ((3, 2, 2), 6, "up to expert 6"),
     ],
 )
-def test_routes_of_another_model_are_refused(shape: tuple[int, ...], expert: int, said: str) -> None:
+def test_routes_of_another_model_are_refused(shape: tuple[int, ...], expert: int, message: str) -> None:
     with pytest.raises(RunFailed) as refused:
         check_routes(np.full(shape, expert, np.uint8), 2, 2, 6)
-    assert said in refused.value.message
+    assert message in refused.value.message
     for right in (
         np.full((3, 2, 2), 5, np.uint8),
         np.full((3, 2, 2), UNKNOWN, np.uint8),
@@ -57,24 +57,24 @@ def test_routes_of_another_model_are_refused(shape: tuple[int, ...], expert: int
 
 
 def test_a_turn_adds_the_routes_of_what_it_saw_and_drew() -> None:
-    whole = drawn(2, routes(1, 2, 3, 4)).appended_to(Trajectory.of_prompt(IDS[:3]))
-    assert experts(whole.routes) == [1, 2, 3, 4]  # the last token was not computed
-    whole = whole.extended("environment", IDS[:2])
-    assert experts(whole.routes) == [1, 2, 3, 4]
-    whole = drawn(2, routes(9, 9, 9, 9, 5, 6, 7, 8)).appended_to(whole)
-    assert experts(whole.routes) == [1, 2, 3, 4, 5, 6, 7, 8], "a token keeps the routes it was drawn with"
-    assert experts(whole.until_turn(1).routes) == [1, 2, 3, 4, 5]
-    assert experts(whole.without_last(2).routes) == [1, 2, 3, 4, 5, 6, 7]
+    trajectory = drawn(2, routes(1, 2, 3, 4)).appended_to(Trajectory.of_prompt(IDS[:3]))
+    assert experts(trajectory.routes) == [1, 2, 3, 4]  # the last token was not computed
+    trajectory = trajectory.extended("environment", IDS[:2])
+    assert experts(trajectory.routes) == [1, 2, 3, 4]
+    trajectory = drawn(2, routes(9, 9, 9, 9, 5, 6, 7, 8)).appended_to(trajectory)
+    assert experts(trajectory.routes) == [1, 2, 3, 4, 5, 6, 7, 8], "a token keeps the routes it was drawn with"
+    assert experts(trajectory.until_turn(1).routes) == [1, 2, 3, 4, 5]
+    assert experts(trajectory.without_last(2).routes) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_branches_keep_their_own() -> None:
-    one = drawn(1, routes(1, 2)).appended_to(Trajectory.of_prompt(IDS[:2]))
+    routed = drawn(1, routes(1, 2)).appended_to(Trajectory.of_prompt(IDS[:2]))
     none = Trajectory.single(IDS[:1], IDS[:2], np.zeros(2, np.float32))
-    both = Trajectory.joined([one, none])
-    assert experts(both.routes) == [1, 2, *[UNKNOWN] * 4]
-    assert [experts(branch.routes) for branch in both.branches] == [[1, 2, UNKNOWN], [UNKNOWN] * 3]
-    more = drawn(1, routes(7, 8)).appended_to(Trajectory.joined([one, Trajectory.of_prompt(IDS[:2])]))
-    assert experts(more.routes) == [1, 2, UNKNOWN, 7, 8]
+    joined = Trajectory.joined([routed, none])
+    assert experts(joined.routes) == [1, 2, *[UNKNOWN] * 4]
+    assert [experts(branch.routes) for branch in joined.branches] == [[1, 2, UNKNOWN], [UNKNOWN] * 3]
+    extended = drawn(1, routes(7, 8)).appended_to(Trajectory.joined([routed, Trajectory.of_prompt(IDS[:2])]))
+    assert experts(extended.routes) == [1, 2, UNKNOWN, 7, 8]
     assert Trajectory.joined([none, none]).routes is None
 
 
@@ -88,8 +88,8 @@ def test_a_shard_gives_them_back() -> None:
     saved = io.BytesIO()
     np.savez(saved, **{name: value for name, value in vars(shard).items() if value is not None})
     saved.seek(0)
-    for found in (shard, SampleShard.of_arrays(dict(np.load(saved)))):
-        assert [experts(found.row(row).routes) for row in range(3)] == [[1, 2, 3], [], [4, 5]]
+    for stored in (shard, SampleShard.of_arrays(dict(np.load(saved)))):
+        assert [experts(stored.row(row).routes) for row in range(3)] == [[1, 2, 3], [], [4, 5]]
     empty = ShardBuilder()
     empty.add(rows[1])
     assert empty.build().routes is None

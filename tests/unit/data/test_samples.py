@@ -52,15 +52,15 @@ plain = st.builds(
     newer_by=counts,
 )
 by_turn = st.lists(st.tuples(numbers, st.integers(0, 2**63 - 1)), max_size=3)
-one = st.builds(rewarded, plain, by_turn, st.lists(st.integers(1, 99), max_size=3))
-some = st.lists(one, max_size=6)
+rewarded_sample = st.builds(rewarded, plain, by_turn, st.lists(st.integers(1, 99), max_size=3))
+some = st.lists(rewarded_sample, max_size=6)
 
 
 @given(some)
 def test_columns_give_back_their_samples_also_after_serialization(samples: list[Sample]) -> None:
     columns = pickle.loads(pickle.dumps(SampleTable.of(samples)))
     assert list(columns) == samples
-    assert [columns.verdict(place) for place in range(len(columns))] == [s.verdict for s in samples]
+    assert [columns.verdict(index) for index in range(len(columns))] == [s.verdict for s in samples]
     assert columns.tokens.tolist() == [s.tokens for s in samples]
 
 
@@ -74,7 +74,7 @@ def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[
     assert list(failed) == [s for s in flat if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)]
 
 
-@given(st.lists(one, min_size=1, max_size=8))
+@given(st.lists(rewarded_sample, min_size=1, max_size=8))
 def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sample]) -> None:
     columns, scores = SampleTable.of(samples), [s.verdict.score for s in samples]
     metrics = reward_metrics(columns) | sample_metrics(columns)
@@ -84,8 +84,8 @@ def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sa
     equal = sum(len(of_group) == 1 for of_group in groups.values())
     assert metrics["reward/equal_groups"] == pytest.approx(equal / len(groups))
     for name in {name for s in samples for name in s.verdict.parts}:
-        told = [s.verdict.parts[name] for s in samples if name in s.verdict.parts]
-        assert metrics[f"reward/part/{name}"] == pytest.approx(statistics.fmean(told))
+        values = [s.verdict.parts[name] for s in samples if name in s.verdict.parts]
+        assert metrics[f"reward/part/{name}"] == pytest.approx(statistics.fmean(values))
     for outcome in Outcome:
         share = sum(s.verdict.outcome == outcome for s in samples) / len(samples)
         assert metrics[f"outcome/{outcome}"] == pytest.approx(share)

@@ -17,8 +17,8 @@ from rlcli.types import Prompt
 
 
 def toy_row(**changes: object) -> dict[str, object]:
-    given = {"data_source": "toy", "messages": [{"role": "user", "content": "1+1="}], "verifier": "gsm8k"}
-    return row(**{**given, "ground_truth": "2", **changes})  # type: ignore[arg-type]
+    defaults = {"data_source": "toy", "messages": [{"role": "user", "content": "1+1="}], "verifier": "gsm8k"}
+    return row(**{**defaults, "ground_truth": "2", **changes})  # type: ignore[arg-type]
 
 
 def test_a_file_has_the_columns_and_types_that_verl_reads(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_prompts_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"ground_truth": 2}, "row 1: column 'reward_model'"),
         ({"messages": [{"role": "user", "content": "1", "name": "Ann"}]}, "row 1: column 'prompt'"),
@@ -80,15 +80,15 @@ def test_prompts_come_back_as_they_were_written(tmp_path: Path) -> None:
         ({"extra_info": {"when": object()}}, "row 1: extra_info is not JSON"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named_not_bent(tmp_path: Path, changes: dict, named: str) -> None:
-    with pytest.raises(DataError, match=named):
+def test_a_row_that_does_not_fit_is_named_not_bent(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         write_rows(tmp_path / "train.parquet", [toy_row(), toy_row(**changes)])
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "train.parquet"
     write_rows(path, [toy_row()])
-    before = path.read_bytes()
+    original = path.read_bytes()
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -96,7 +96,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(DataError, match="No space left"):
         write_rows(path, [toy_row(), toy_row()])
-    assert path.read_bytes() == before
+    assert path.read_bytes() == original
     assert [file.name for file in tmp_path.iterdir()] == ["train.parquet"]
 
 

@@ -32,9 +32,16 @@ def test_a_saved_sample_has_all_messages_also_of_a_single_turn(tmp_path: Path) -
 
 
 def test_advantages_that_are_not_known_are_null(tmp_path: Path) -> None:
-    whole: np.ndarray = np.arange(2)
+    integers: np.ndarray = np.arange(2)
     table = advantages_table(
-        3, ["a", "a"], whole + 2, whole, whole, np.array([0.5, np.nan]), np.array([1.0, np.nan]), [None, "crash"]
+        3,
+        ["a", "a"],
+        integers + 2,
+        integers,
+        integers,
+        np.array([0.5, np.nan]),
+        np.array([1.0, np.nan]),
+        [None, "crash"],
     )
     write_table(tmp_path / "advantages.parquet", table)
     first, second = pq.read_table(tmp_path / "advantages.parquet").to_pylist()
@@ -48,12 +55,15 @@ def test_advantages_that_are_not_known_are_null(tmp_path: Path) -> None:
 def test_values_of_tokens_stand_where_the_policy_drew_them(tmp_path: Path) -> None:
     ids: np.ndarray = np.arange(10, 16, dtype=np.int32)
     log_probs = np.array([-0.5, -1.0, -2.0], np.float32)
-    whole = Trajectory.single(ids[:2], ids[2:4], log_probs[:2], version=1)
-    whole = whole.extended("environment", ids[4:5]).extended("policy", ids[5:6], log_probs[2:], version=2)
+    trajectory = Trajectory.single(ids[:2], ids[2:4], log_probs[:2], version=1)
+    trajectory = trajectory.extended("environment", ids[4:5]).extended("policy", ids[5:6], log_probs[2:], version=2)
     values = TokenValues(trainer_log_probs=log_probs + 0.25, advantages=np.ones(3, np.float32))
     known = RecordedSample(0, "a", 2, 1, 3, forwarded=True)
     idle = RecordedSample(1, "b", 3, 0, 0, forwarded=False)
-    rows = [tokens_row(3, known, whole, list("abcdef"), values), tokens_row(3, idle, whole, [""] * 6, TokenValues())]
+    rows = [
+        tokens_row(3, known, trajectory, list("abcdef"), values),
+        tokens_row(3, idle, trajectory, [""] * 6, TokenValues()),
+    ]
     write_table(tmp_path / "tokens-0.parquet", tokens_table(rows))
     first, second = pq.read_table(tmp_path / "tokens-0.parquet").to_pylist()
     assert (first["ids"], "".join(first["text"])) == (list(range(10, 16)), "abcdef")

@@ -53,12 +53,12 @@ def expected(count: int) -> list[Prompt]:
 
 
 def test_rows_are_the_same_however_they_are_asked_for(tmp_path: Path) -> None:
-    table, whole = written(tmp_path / "a.parquet", 700), expected(700)
-    assert list(table) == whole
-    assert [table[i] for i in (0, 1, 699, -1)] == [whole[i] for i in (0, 1, 699, -1)]
-    assert list(table[3:300]) == whole[3:300]
-    assert list(table[3:300][200:][:5]) == whole[203:208]
-    assert list(table.take([5, 6, 400, 699])) == [whole[i] for i in (5, 6, 400, 699)]
+    table, rows = written(tmp_path / "a.parquet", 700), expected(700)
+    assert list(table) == rows
+    assert [table[i] for i in (0, 1, 699, -1)] == [rows[i] for i in (0, 1, 699, -1)]
+    assert list(table[3:300]) == rows[3:300]
+    assert list(table[3:300][200:][:5]) == rows[203:208]
+    assert list(table.take([5, 6, 400, 699])) == [rows[i] for i in (5, 6, 400, 699)]
     with pytest.raises(IndexError):
         table[700]
 
@@ -71,15 +71,15 @@ def test_a_pickled_part_holds_its_own_rows_alone(tmp_path: Path) -> None:
 
 
 def test_joined_prompts_are_their_parts_end_to_end(tmp_path: Path) -> None:
-    table, more = written(tmp_path / "a.parquet", 10), expected(5)
-    joined = JoinedPrompts([table, more, table[:0], table[8:]])
-    whole = [*table, *more, *table[8:]]
-    assert list(joined) == whole
-    assert [joined[i] for i in range(-len(whole), len(whole))] == [*whole, *whole]
+    table, extra = written(tmp_path / "a.parquet", 10), expected(5)
+    joined = JoinedPrompts([table, extra, table[:0], table[8:]])
+    rows = [*table, *extra, *table[8:]]
+    assert list(joined) == rows
+    assert [joined[i] for i in range(-len(rows), len(rows))] == [*rows, *rows]
     some = joined.take([0, 9, 10, 14, 16])
-    assert list(some) == [whole[i] for i in (0, 9, 10, 14, 16)]
+    assert list(some) == [rows[i] for i in (0, 9, 10, 14, 16)]
     assert some.starts.tolist() == [0, 2, 4, 4, 5]
-    assert list(joined[2:12]) == whole[2:12]
+    assert list(joined[2:12]) == rows[2:12]
 
 
 def test_each_verifier_is_told_with_the_first_row_that_names_it(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_each_verifier_is_told_with_the_first_row_that_names_it(tmp_path: Path) 
     assert verifiers_of(list(table[1:])) == table[1:].verifiers()
     joined = JoinedPrompts([table[:1], table[2:]])
     assert verifiers_of(joined) == {"gsm8k": "toy0:train:0", "format": "toy0:train:2", "math": "toy0:train:4"}
-    one = read_prompts(tmp_path / "a.parquet", "train", "gsm8k + 0.1 * format")
-    assert one.verifiers() == {"gsm8k + 0.1 * format": "toy0:train:0"}
+    prompts = read_prompts(tmp_path / "a.parquet", "train", "gsm8k + 0.1 * format")
+    assert prompts.verifiers() == {"gsm8k + 0.1 * format": "toy0:train:0"}
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_a_row_holds_less_than_200_bytes_beyond_its_text(tmp_path: Path) -> None
     count = 30_000
     write_rows(tmp_path / "a.parquet", rows(count))
     pool = pa.default_memory_pool()
-    before = pool.bytes_allocated()
+    bytes_before = pool.bytes_allocated()
     tracemalloc.start()
     try:
         table = read_prompts(tmp_path / "a.parquet", "train")
@@ -105,7 +105,7 @@ def test_a_row_holds_less_than_200_bytes_beyond_its_text(tmp_path: Path) -> None
     finally:
         tracemalloc.stop()
     text = sum(len(str(message)) for prompt in table for message in prompt.messages)
-    assert (pool.bytes_allocated() - before + python - text) / count < 200
+    assert (pool.bytes_allocated() - bytes_before + python - text) / count < 200
 
 
 BAD_ROWS = [
@@ -118,15 +118,15 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("bad", "said"), BAD_ROWS)
-def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("bad", "message"), BAD_ROWS)
+def test_the_first_bad_row_of_many_is_named(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
     many = rows(300)
     many[257] |= bad
     many[280] |= bad
     pq.write_table(pa.Table.from_pylist(many), tmp_path / "a.parquet", row_group_size=100)
     with pytest.raises(DataError, match=r"row 257 \(the first is 0\)") as raised:
         read_prompts(tmp_path / "a.parquet", "train")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_a_checkpoint_keeps_the_template_of_a_file(base_model: Path, tmp_path: P
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", keep=1)
     (checkpoints.begin(1) / "policy").mkdir()
     texts = {TEMPLATE: "Q: {{ messages[-1]['content'] }}"}
-    kept = checkpoints.commit(1, {"step": 1}, dump_toml(resolved), {}, {}, texts)
-    origin = find_origin(kept, "", lambda note: None)
+    checkpoint = checkpoints.commit(1, {"step": 1}, dump_toml(resolved), {}, {}, texts)
+    origin = find_origin(checkpoint, "", lambda note: None)
     template = origin.resolved.config.model.chat_template
     assert Path(template).read_text() == texts[TEMPLATE]
     (tmp_path / "export").mkdir()

@@ -46,43 +46,48 @@ def log_probs(*numbers: float) -> np.ndarray:
 
 def conversation() -> Trajectory:
     """Two drawn tokens, two of a tool, and one drawn with newer weights."""
-    whole = Trajectory.single(ids(1, 2, 3), ids(10, 11), log_probs(-0.5, -1.0), version=4, stop_reason=None)
-    return whole.extended("environment", ids(7, 8)).extended("policy", ids(12), log_probs(-2.0), 6, "stop")
+    trajectory = Trajectory.single(ids(1, 2, 3), ids(10, 11), log_probs(-0.5, -1.0), version=4, stop_reason=None)
+    return trajectory.extended("environment", ids(7, 8)).extended("policy", ids(12), log_probs(-2.0), 6, "stop")
 
 
 def masks(*runs: int) -> Trajectory:
     """Runs of tokens: a prompt, then drawn and not drawn in turn."""
-    whole = Trajectory.of_prompt(np.arange(runs[0], dtype=np.int32))
-    for place, length in enumerate(runs[1:]):
-        more: np.ndarray = np.arange(length, dtype=np.int32) + 100 * (place + 1)
-        drawn = ("policy", more, -np.arange(length, dtype=np.float32) - place, place)
-        whole = whole.extended(*drawn) if place % 2 == 0 else whole.extended("environment", more)  # type: ignore[arg-type]
-    return replace(whole, stop_reason="length")
+    trajectory = Trajectory.of_prompt(np.arange(runs[0], dtype=np.int32))
+    for index, length in enumerate(runs[1:]):
+        tokens: np.ndarray = np.arange(length, dtype=np.int32) + 100 * (index + 1)
+        policy_turn = ("policy", tokens, -np.arange(length, dtype=np.float32) - index, index)
+        trajectory = trajectory.extended(*policy_turn) if index % 2 == 0 else trajectory.extended("environment", tokens)  # type: ignore[arg-type]
+    return replace(trajectory, stop_reason="length")
 
 
 trajectories = st.lists(st.integers(1, 4), min_size=1, max_size=6).map(lambda runs: masks(*runs))
 
 
 def test_only_what_the_policy_drew_is_in_the_mask() -> None:
-    whole = conversation()
-    assert whole.tokens.tolist() == [1, 2, 3, 10, 11, 7, 8, 12]
-    assert whole.response_mask.tolist() == [False] * 3 + [True, True, False, False, True]
-    assert whole.response_ids.tolist() == [10, 11, 12]
-    assert whole.log_probs.tolist() == [-0.5, -1.0, -2.0]
-    assert (whole.prompt_tokens, whole.response_tokens, whole.turns, whole.versions) == (3, 3, 2, [4, 6])
-    assert whole.spans[2] == Span("environment", 5, 7)
-    assert whole.stop_reason == "stop"
+    trajectory = conversation()
+    assert trajectory.tokens.tolist() == [1, 2, 3, 10, 11, 7, 8, 12]
+    assert trajectory.response_mask.tolist() == [False] * 3 + [True, True, False, False, True]
+    assert trajectory.response_ids.tolist() == [10, 11, 12]
+    assert trajectory.log_probs.tolist() == [-0.5, -1.0, -2.0]
+    assert (trajectory.prompt_tokens, trajectory.response_tokens, trajectory.turns, trajectory.versions) == (
+        3,
+        3,
+        2,
+        [4, 6],
+    )
+    assert trajectory.spans[2] == Span("environment", 5, 7)
+    assert trajectory.stop_reason == "stop"
 
 
 def test_a_response_continued_by_other_weights_is_one_turn() -> None:
-    begun = Trajectory.single(ids(1), ids(5, 6), log_probs(-1, -2), version=3, stop_reason=None)
-    same = begun.extended("policy", ids(7), log_probs(-3), 3, "stop")
+    initial = Trajectory.single(ids(1), ids(5, 6), log_probs(-1, -2), version=3, stop_reason=None)
+    same = initial.extended("policy", ids(7), log_probs(-3), 3, "stop")
     assert same.spans == (Span("prompt", 0, 1), Span("policy", 1, 4, 3))
-    newer = begun.extended("policy", ids(7), log_probs(-3), 5, "stop")
+    newer = initial.extended("policy", ids(7), log_probs(-3), 5, "stop")
     assert newer.spans == (Span("prompt", 0, 1), Span("policy", 1, 3, 3), Span("policy", 3, 4, 5))
     assert (newer.turns, newer.versions, newer.response_tokens, newer.prompt_tokens) == (1, [3, 5], 3, 1)
-    nothing = begun.extended("policy", ids(), log_probs(), 5, "length")
-    assert (nothing.spans, nothing.stop_reason) == (begun.spans, "length")
+    nothing = initial.extended("policy", ids(), log_probs(), 5, "length")
+    assert (nothing.spans, nothing.stop_reason) == (initial.spans, "length")
 
 
 def test_a_response_may_be_empty() -> None:
@@ -91,10 +96,10 @@ def test_a_response_may_be_empty() -> None:
     assert not empty.response_mask.any()
 
 
-@pytest.mark.parametrize(("speaker", "given"), [("policy", None), ("policy", 1), ("environment", 2)])
-def test_each_drawn_token_has_a_log_prob_and_no_other(speaker: Any, given: int | None) -> None:
+@pytest.mark.parametrize(("speaker", "count"), [("policy", None), ("policy", 1), ("environment", 2)])
+def test_each_drawn_token_has_a_log_prob_and_no_other(speaker: Any, count: int | None) -> None:
     with pytest.raises(AssertionError, match="log-prob"):
-        conversation().extended(speaker, ids(1, 2), None if given is None else log_probs(*[-1.0] * given))
+        conversation().extended(speaker, ids(1, 2), None if count is None else log_probs(*[-1.0] * count))
 
 
 @given(st.lists(trajectories, max_size=5))
@@ -103,8 +108,8 @@ def test_a_shard_gives_back_its_trajectories(rows: list[Trajectory]) -> None:
     assert [builder.add(row) for row in rows] == list(range(len(rows)))
     shard = builder.build()
     assert len(shard) == len(rows)
-    for place, row in enumerate(rows):
-        back = shard.row(place)
+    for index, row in enumerate(rows):
+        back = shard.row(index)
         assert (back.spans, back.stop_reason) == (row.spans, row.stop_reason)
         np.testing.assert_array_equal(back.tokens, row.tokens)
         np.testing.assert_array_equal(back.log_probs, row.log_probs)
@@ -122,26 +127,28 @@ def older_arrays() -> dict[str, Any]:
 
 
 def test_rows_of_older_checkpoints_are_single_responses() -> None:
-    rows = [SampleShard.of_arrays(older_arrays()).row(place) for place in range(2)]
+    rows = [SampleShard.of_arrays(older_arrays()).row(index) for index in range(2)]
     assert [row.tokens[~row.response_mask].tolist() for row in rows] == [[1, 2], [3]]
     assert [(row.response_ids.tolist(), row.log_probs.tolist()) for row in rows] == [([9], [-1]), ([8, 7], [-2, -3])]
     assert [row.versions for row in rows] == [[None], [None]]
 
 
 def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
-    begun = PartialRollout(0, 1, 0, 1, 2, version=3)
-    task = PromptTask(0, ids(3), SOURCE, 2, partial={1: begun}, shards=[SampleShard.of_arrays(older_arrays())])
-    whole = SampleRequest(task, 1, 0, 0).so_far().extended("policy", ids(6), log_probs(-4), 5, "stop")
-    assert (whole.versions, whole.response_ids.tolist()) == ([3, 5], [8, 7, 6])
+    partial_rollout = PartialRollout(0, 1, 0, 1, 2, version=3)
+    task = PromptTask(
+        0, ids(3), SOURCE, 2, partial={1: partial_rollout}, shards=[SampleShard.of_arrays(older_arrays())]
+    )
+    trajectory = SampleRequest(task, 1, 0, 0).so_far().extended("policy", ids(6), log_probs(-4), 5, "stop")
+    assert (trajectory.versions, trajectory.response_ids.tolist()) == ([3, 5], [8, 7, 6])
     assert SampleRequest(task, 0, 0, 0).so_far().tokens.tolist() == [3]
 
 
 def test_groups_of_older_checkpoints_load() -> None:
-    one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
-    talk = SampleTable.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
+    sample = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
+    talk = SampleTable.of([replace(sample, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
     rewarded, shards = groups_to_json([Group(2, samples=talk, shards=["a"])])
     assert list(groups_from_json(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
-    samples = SampleTable.of([one])
+    samples = SampleTable.of([sample])
     plain, shards = groups_to_json([Group(2, prompt_index=4, samples=samples, shards=["a"])])
     assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
@@ -179,12 +186,12 @@ def test_the_digest_depends_on_the_mask() -> None:
 def test_a_pack_predicts_each_drawn_token_from_the_token_before(rows: list[Trajectory]) -> None:
     batch = pack([(r.tokens, r.prompt_tokens) for r in rows], torch.device("cpu"), [r.response_mask for r in rows])
     expected = [
-        (place, int(row.tokens[at]), at - 1, int(row.tokens[at - 1]))
-        for place, row in enumerate(rows)
+        (index, int(row.tokens[at]), at - 1, int(row.tokens[at - 1]))
+        for index, row in enumerate(rows)
         for at in np.flatnonzero(row.response_mask)
     ]
-    positions, before = batch.position_ids[batch.response_index], batch.input_ids[batch.response_index]
-    columns = (batch.sequence, batch.targets, positions, before)
+    positions, previous_ids = batch.position_ids[batch.response_index], batch.input_ids[batch.response_index]
+    columns = (batch.sequence, batch.targets, positions, previous_ids)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
 
 
@@ -209,7 +216,7 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     """Of each round, without the row's own images, and only where samples are written whole."""
     source = replace(SOURCE, images=(b"own",))
     task = PromptTask(0, ids(1, 2, 3), source, 2)
-    whole = Trajectory.single(ids(1, 2, 3), ids(4), log_probs(-3.0))
+    trajectory = Trajectory.single(ids(1, 2, 3), ids(4), log_probs(-3.0))
     scored: Future[Scored] = Future()
     scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
     for name, copies in (
@@ -219,9 +226,9 @@ def test_copies_of_what_environments_showed_are_beside_their_samples(tmp_path: P
     ):
         saver = Saver(str(tmp_path / f"{name}.parquet"), 3, 1)
         shown = {**copies, image_digest(b"own"): b"3"}
-        finished = FinishedConversation(0, whole, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
+        finished = FinishedConversation(0, trajectory, {"environment": {"ended": "done"}}, 0, 0, copies=shown)
         item = pending_sample(
-            task, 0, whole, scored, shard=0, seed=0, conversation=finished, keep_copies=saver.keeps_copies
+            task, 0, trajectory, scored, shard=0, seed=0, conversation=finished, keep_copies=saver.keeps_copies
         )
         assert item.copies == copies
         saver.add([item])
@@ -238,28 +245,28 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
 
     saver, samples = Saver(str(tmp_path / "rank.parquet"), 0, 1), []
     single = Trajectory.single(ids(1, 2, 3), ids(4), log_probs(-3.0), version=6, stop_reason="length")
-    for index, whole in enumerate((conversation(), single)):
+    for index, trajectory in enumerate((conversation(), single)):
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
         finished = (
-            FinishedConversation(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
+            FinishedConversation(index, trajectory, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
             if index == 0
             else None
         )
         task = PromptTask(0, ids(1, 2, 3), SOURCE, 2)
-        item = pending_sample(task, index, whole, scored, shard=0, seed=index, conversation=finished)
-        assert item.digest == tokens_digest(whole)
-        assert item.checksum == zlib.crc32(whole.last_turn.tobytes())
+        item = pending_sample(task, index, trajectory, scored, shard=0, seed=index, conversation=finished)
+        assert item.digest == tokens_digest(trajectory)
+        assert item.checksum == zlib.crc32(trajectory.last_turn.tobytes())
         saver.add([item])
         samples.append(replace(item.sample, verdict=scored.result().verdict, ended=int(index == 0)))
     saver.save_rest()
-    one, other = pq.read_table(tmp_path / "rank.parquet").to_pylist()
+    first, other = pq.read_table(tmp_path / "rank.parquet").to_pylist()
     names = ("prompt_tokens", "response_tokens", "turns", "version", "newest_version", "finish_reason")
-    assert [one[name] for name in names] == [3, 3, 2, 4, 6, "stop"]
+    assert [first[name] for name in names] == [3, 3, 2, 4, 6, "stop"]
     assert [other[name] for name in names] == [3, 1, 1, 6, 6, "length"]
-    assert (one["turn_rewards"], other["turn_rewards"]) == ([0.5, 1.0], None)
+    assert (first["turn_rewards"], other["turn_rewards"]) == ([0.5, 1.0], None)
     assert (samples[0].turn_rewards, samples[0].turn_states) == ((0.5, 1.0), (7, 8))
-    assert (one["mean_log_prob"], one["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
+    assert (first["mean_log_prob"], first["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
     assert (samples[0].tokens, samples[0].response_tokens, samples[0].context_tokens) == (8, 3, 2)
 
     metrics = sample_metrics(SampleTable.of(samples))

@@ -280,12 +280,12 @@ def test_search_returns_the_passages_that_match_best(corpus: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "has no passages"), ("{}", "passage 1 has no id and text: {}"), ("{", "cannot be read: Expecting")],
 )
-def test_a_corpus_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_corpus_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "c.jsonl").write_text(text)
-    with pytest.raises(DataError, match=said) as failed:
+    with pytest.raises(DataError, match=message) as failed:
         Search(str(tmp_path / "c.jsonl"))
     assert "\n" not in str(failed.value)
     with pytest.raises(DataError, match=r"no\.parquet cannot be read"):
@@ -307,5 +307,5 @@ def test_bm25_is_its_formula() -> None:
         return total
 
     for query in ("a b", "g", "c c d"):
-        best = sorted(range(50), key=lambda place: (-round(score(place, query), 4), place))
+        best = sorted(range(50), key=lambda passage: (-round(score(passage, query), 4), passage))
         assert Bm25(texts).best(query, 10) == best[:10]

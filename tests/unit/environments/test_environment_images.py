@@ -129,13 +129,13 @@ def speak(conversation: Conversation, tokenizer: Any, text: str = "a") -> None:
     conversation.add_turn(trajectory, text)
 
 
-@pytest.mark.parametrize("how", ["bytes", "struct", "pillow", "array"])
+@pytest.mark.parametrize("form", ["bytes", "struct", "pillow", "array"])
 def test_each_form_of_an_image_becomes_what_the_model_sees(
-    folder: Path, rule: ImageRule, tokenizer: Any, how: str
+    folder: Path, rule: ImageRule, tokenizer: Any, form: str
 ) -> None:
     image_processor = ImageProcessor(rule)
     with Environments(
-        config_of(folder, how=how),
+        config_of(folder, how=form),
         [config_of(folder).environment.name],
         tokenizer,
         [1],
@@ -167,7 +167,7 @@ def test_each_form_of_an_image_becomes_what_the_model_sees(
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("form", "message"),
     [
         ("broken", "the image is broken|an image is broken"),
         ("no image", "int is no image"),
@@ -176,17 +176,17 @@ def test_each_form_of_an_image_becomes_what_the_model_sees(
     ],
 )
 def test_what_cannot_be_shown_is_a_failure_of_the_environment(
-    folder: Path, rule: ImageRule, tokenizer: Any, how: str, said: str
+    folder: Path, rule: ImageRule, tokenizer: Any, form: str, message: str
 ) -> None:
     with Environments(
-        config_of(folder, how=how),
+        config_of(folder, how=form),
         [config_of(folder).environment.name],
         tokenizer,
         [1],
         image_processor=ImageProcessor(rule),
     ) as environments:
         _, session = opened(environments)
-        with pytest.raises(EnvironmentFailed, match=said):
+        with pytest.raises(EnvironmentFailed, match=message):
             session.step(SAID).result(60)
 
 
@@ -377,14 +377,14 @@ LIMITS = Limits(turns=8, turn_tokens=50, response_tokens=400, tokens=300)
 
 
 @pytest.fixture
-def asked(tokenizer: Any) -> Asked:
+def recorder(tokenizer: Any) -> Asked:
     return Asked(tokenizer)
 
 
 @pytest.fixture
-def gateway(tokenizer: Any, rule: ImageRule, asked: Asked) -> Iterator[Gateway]:
+def gateway(tokenizer: Any, rule: ImageRule, recorder: Asked) -> Iterator[Gateway]:
     with Gateway(
-        tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit, image_processor=ImageProcessor(rule)
+        tokenizer, [tokenizer.eos_token_id], LIMITS, recorder.submit, image_processor=ImageProcessor(rule)
     ) as gateway:
         yield gateway
 
@@ -394,7 +394,7 @@ def post(session: Any, messages: list[Any]) -> httpx.Response:
     return httpx.post(f"{session.url}/chat/completions", json={"messages": messages}, headers=headers)
 
 
-def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, asked: Asked) -> None:
+def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRule, recorder: Asked) -> None:
     session = gateway.open()
     messages: list[Any] = row_of(ROW, urls=True)["messages"]
     answer = post(session, messages).json()["choices"][0]["message"]
@@ -407,7 +407,7 @@ def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRul
     assert [span.image_count for span in second.spans] == [2, 0], "another image is another past"
     for trajectory in (first, second):
         rule.starts(trajectory.tokens, trajectory.images)
-    assert [len(ask.images) for ask in asked.asks] == [1, 2, 2]
+    assert [len(ask.images) for ask in recorder.asks] == [1, 2, 2]
     assert len(session.record.copies) == 2
     tokens = {"token_ids": [rule.token], "sampling_params": {}}
     headers = {"Authorization": f"Bearer {session.token}"}
@@ -416,7 +416,7 @@ def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRul
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "message"),
     [
         (url(b"no image"), "an image is broken"),
         (url(FIRST[:100]), "broken"),
@@ -427,9 +427,9 @@ def test_an_agents_images_are_in_its_trajectory(gateway: Gateway, rule: ImageRul
         ({"type": "input_audio"}, "neither text nor an image"),
     ],
 )
-def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, said: str) -> None:
+def test_an_agent_is_told_what_cannot_be_shown(gateway: Gateway, part: Any, message: str) -> None:
     refused = post(gateway.open(), [{"role": "user", "content": [part]}])
-    assert (refused.status_code, said in refused.text) == (400, True)
+    assert (refused.status_code, message in refused.text) == (400, True)
 
 
 def test_an_agents_images_may_be_too_many_tokens(gateway: Gateway) -> None:
@@ -439,13 +439,13 @@ def test_an_agents_images_may_be_too_many_tokens(gateway: Gateway) -> None:
     assert session.ended == "tokens", "a limit, and no failure of the agent"
 
 
-def test_another_image_in_a_turn_that_was_not_drawn_is_another_past(gateway: Gateway, asked: Asked) -> None:
+def test_another_image_in_a_turn_that_was_not_drawn_is_another_past(gateway: Gateway, recorder: Asked) -> None:
     session = gateway.open()
     for image in (FIRST, SECOND):
         shown = {"role": "assistant", "content": [url(image), {"type": "text", "text": "like so"}]}
         post(session, [{"role": "user", "content": "?"}, shown, {"role": "user", "content": "And?"}])
     assert [branch.trajectory.turns for branch in session.branches] == [1, 1]
-    assert asked.asks[0].images[0].shape != asked.asks[1].images[0].shape
+    assert recorder.asks[0].images[0].shape != recorder.asks[1].images[0].shape
 
 
 def test_a_marker_in_pieces_shows_nothing() -> None:
@@ -468,7 +468,7 @@ def test_what_the_policy_spells_is_no_image(kind: str) -> None:
     assert "\u200b" in tokenizer.decode(ids)
 
 
-def test_an_agent_of_a_model_of_text_is_told(tokenizer: Any, asked: Asked) -> None:
-    with Gateway(tokenizer, [tokenizer.eos_token_id], LIMITS, asked.submit) as gateway:
+def test_an_agent_of_a_model_of_text_is_told(tokenizer: Any, recorder: Asked) -> None:
+    with Gateway(tokenizer, [tokenizer.eos_token_id], LIMITS, recorder.submit) as gateway:
         refused = post(gateway.open(), [{"role": "user", "content": [url(FIRST)]}])
     assert (refused.status_code, "reads text alone" in refused.text) == (400, True)

@@ -176,14 +176,14 @@ def test_one_that_hangs_ends_its_process_and_others_start_anew(file: Path) -> No
         assert host.session().reset(ROW, 0).result(20).messages
 
 
-@pytest.mark.parametrize(("text", "how"), [("die", "exit status 7"), ("", "signal 9")])
-def test_a_process_that_dies_is_replaced(file: Path, text: str, how: str) -> None:
+@pytest.mark.parametrize(("text", "ending"), [("die", "exit status 7"), ("", "signal 9")])
+def test_a_process_that_dies_is_replaced(file: Path, text: str, ending: str) -> None:
     with EnvironmentHost(EnvironmentSpec(f"{file}:Guess")) as host:
         session = host.session()
         session.reset(ROW, 0).result(20)
         if not text:
             os.kill(host.pids[0], signal.SIGKILL)
-        with pytest.raises(EnvironmentFailed, match=f"died: its process ended with {how}"):
+        with pytest.raises(EnvironmentFailed, match=f"died: its process ended with {ending}"):
             session.step(said(text or "hang")).result(20)
         assert host.session().reset(ROW, 0).result(20).messages
     with pytest.raises(EnvironmentFailed, match="died"):

@@ -23,7 +23,7 @@ def turns_of(template: str, bos: str | None = None) -> tuple[Any, TurnTemplate]:
 
 
 @pytest.mark.parametrize(
-    ("template", "drawn", "after"),
+    ("template", "turn", "continuation"),
     [
         (of.CHATML, "2<|im_end|>", "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"),
         # One that was cut off, and one that ended by a token that the template does not write, are closed.
@@ -39,15 +39,15 @@ def turns_of(template: str, bos: str | None = None) -> tuple[Any, TurnTemplate]:
         (of.THINKING, "so</think>2<eos>", "<|user|>Sure?<|assistant|><think>\n"),
     ],
 )
-def test_what_follows_a_turn_begins_where_it_ended(template: str, drawn: str, after: str) -> None:
+def test_what_follows_a_turn_begins_where_it_ended(template: str, turn: str, continuation: str) -> None:
     tokenizer, turns = turns_of(template, bos="<eos>" if template == of.DATED else None)
-    appended = turns.append(tokenizer(drawn, add_special_tokens=False)["input_ids"], SURE)
+    appended = turns.append(tokenizer(turn, add_special_tokens=False)["input_ids"], SURE)
     assert appended.dropped == 0
-    assert tokenizer.decode(appended.tokens) == after
+    assert tokenizer.decode(appended.tokens) == continuation
 
 
 @pytest.mark.parametrize(
-    ("drawn", "expected"),
+    ("turn", "expected"),
     [
         ("2<|user|>", Appended(0, "\nSure?<|assistant|>\n")),  # type: ignore[arg-type]
         ("2<eos>", Appended(1, "<|user|>\nSure?<|assistant|>\n")),  # type: ignore[arg-type]
@@ -55,9 +55,9 @@ def test_what_follows_a_turn_begins_where_it_ended(template: str, drawn: str, af
     ],
     ids=["drew the right opener", "drew another", "was cut off"],
 )
-def test_a_turn_that_ends_by_the_next_opener_keeps_the_right_one(drawn: str, expected: Appended) -> None:
+def test_a_turn_that_ends_by_the_next_opener_keeps_the_right_one(turn: str, expected: Appended) -> None:
     tokenizer, turns = turns_of(of.BY_OPENER)
-    appended = turns.append(tokenizer(drawn, add_special_tokens=False)["input_ids"], SURE)
+    appended = turns.append(tokenizer(turn, add_special_tokens=False)["input_ids"], SURE)
     assert (appended.dropped, tokenizer.decode(appended.tokens)) == tuple(expected)
 
 

@@ -29,11 +29,11 @@ def write(path: Path, passes: Mapping[int, str], text: str = "") -> Path:
             right = letter in "rg"
             outcome = Outcome.OK if right else Outcome.NO_ANSWER if letter == "n" else Outcome.WRONG
             verdict = Verdict(float(right), outcome, {"n": None, "w": f"w{index}"}.get(letter, "r"))
-            place = -1 if letter == "g" else index
+            sample_index = -1 if letter == "g" else index
             rows.append(
                 sample_row(
                     prompt(number, text),
-                    place,
+                    sample_index,
                     letter,
                     verdict,
                     prompt_tokens=4,
@@ -48,17 +48,17 @@ def write(path: Path, passes: Mapping[int, str], text: str = "") -> Path:
 def test_differences_are_b_minus_a_prompt_by_prompt(tmp_path: Path) -> None:
     a = write(tmp_path / "a.parquet", {0: "rr", 1: "rw", 2: "ww", 3: "ww", 9: "rr"})
     b = write(tmp_path / "b.parquet", {0: "rr", 1: "rr", 2: "rw", 3: "ww", 7: "ww", 8: "ww"})
-    found = compare(str(a), str(b), changed=10)
-    one = found.overall
-    assert (one.prompts, one.only_a, one.only_b) == (4, 1, 2)
-    assert (one.better, one.worse, one.same) == (2, 0, 2)
-    passed = one.measures["pass@1"]
+    comparison = compare(str(a), str(b), changed=10)
+    overall = comparison.overall
+    assert (overall.prompts, overall.only_a, overall.only_b) == (4, 1, 2)
+    assert (overall.better, overall.worse, overall.same) == (2, 0, 2)
+    passed = overall.measures["pass@1"]
     assert (passed.a, passed.b, passed.difference.mean) == (0.375, 0.625, 0.25)
     assert passed.difference.low < 0.25 < passed.difference.high
     assert passed.p == 0.5  # of four sign patterns of the two that differ, two are as extreme
-    assert set(one.measures) == {"pass@1", "pass@2", "maj@2", "mean@1"}
-    assert [(c.prompt_id, c.a, c.b) for c in one.changed] == [("sums:test:1", 0.5, 1.0), ("sums:test:2", 0.0, 0.5)]
-    assert one.changed[0].prompt == "1+1="
+    assert set(overall.measures) == {"pass@1", "pass@2", "maj@2", "mean@1"}
+    assert [(c.prompt_id, c.a, c.b) for c in overall.changed] == [("sums:test:1", 0.5, 1.0), ("sums:test:2", 0.0, 0.5)]
+    assert overall.changed[0].prompt == "1+1="
     back = compare(str(b), str(a), changed=1).overall
     assert back.measures["pass@1"].difference.mean == -0.25
     assert len(back.changed) == 1
@@ -75,18 +75,18 @@ def test_only_measures_that_both_have_are_compared(tmp_path: Path) -> None:
 def test_many_better_prompts_are_no_chance(tmp_path: Path) -> None:
     a = write(tmp_path / "a.parquet", dict.fromkeys(range(60), "w"))
     b = write(tmp_path / "b.parquet", {n: "r" if n < 40 else "w" for n in range(60)})
-    found = compare(str(a), str(b), 3).overall
-    passed = found.measures["pass@1"]
+    overall = compare(str(a), str(b), 3).overall
+    passed = overall.measures["pass@1"]
     assert passed.p < 0.001
     assert 0.5 < passed.difference.low < 2 / 3 < passed.difference.high < 0.8
-    assert len(found.changed) == 3
+    assert len(overall.changed) == 3
 
 
 def test_the_same_evaluation_differs_nowhere(tmp_path: Path) -> None:
     a = write(tmp_path / "a.parquet", dict.fromkeys(range(5), "rw"))
-    found = compare(str(a), str(a), 5).overall
-    assert (found.same, found.changed, found.measures["pass@1"].p) == (5, [], 1.0)
-    assert found.measures["pass@1"].difference.low < 0 < found.measures["pass@1"].difference.high
+    overall = compare(str(a), str(a), 5).overall
+    assert (overall.same, overall.changed, overall.measures["pass@1"].p) == (5, [], 1.0)
+    assert overall.measures["pass@1"].difference.low < 0 < overall.measures["pass@1"].difference.high
 
 
 def test_prompts_that_are_others_are_refused_with_how_many(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_prompts_that_are_others_are_refused_with_how_many(tmp_path: Path) -> No
     other = write(tmp_path / "b.parquet", {1: "r", 2: "r"}, text="another?")
     with pytest.raises(DataError, match=r"2 of 2 prompts with the same id differ between .*such as sums:test:1"):
         compare(str(a), str(other), 5)
-    apart = write(tmp_path / "c.parquet", {7: "r"})
+    unrelated = write(tmp_path / "c.parquet", {7: "r"})
     with pytest.raises(DataError, match="no prompt in common, of 3 and 1"):
-        compare(str(a), str(apart), 5)
+        compare(str(a), str(unrelated), 5)
 
 
 def folder(path: Path, temperature: float, **datasets: Mapping[int, str]) -> Path:
@@ -111,11 +111,11 @@ def test_folders_are_matched_by_dataset_and_their_settings_told(
 ) -> None:
     a = folder(tmp_path / "a", 1.0, easy={0: "r", 1: "w"}, hard={0: "w"}, old={0: "r"})
     b = folder(tmp_path / "b", 0.5, easy={0: "r", 1: "r"}, hard={0: "r"})
-    found = compare(str(a), str(b), 5)
-    assert list(found.datasets) == ["easy", "hard"]
-    assert found.unmatched == ["old"]
-    assert found.differing == {"temperature": (1.0, 0.5)}
-    assert (found.overall.prompts, found.overall.better) == (3, 2)
+    comparison = compare(str(a), str(b), 5)
+    assert list(comparison.datasets) == ["easy", "hard"]
+    assert comparison.unmatched == ["old"]
+    assert comparison.differing == {"temperature": (1.0, 0.5)}
+    assert (comparison.overall.prompts, comparison.overall.better) == (3, 2)
     assert main(["eval", "compare", str(a), str(b), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["measures"]["pass@1"]["difference"]["mean"] == pytest.approx(2 / 3)
@@ -131,11 +131,11 @@ def test_folders_are_matched_by_dataset_and_their_settings_told(
 
 
 def test_the_evaluations_of_a_run_are_read_from_all_its_workers(tmp_path: Path) -> None:
-    for named, letters in (("step-000000.rank", "w"), ("step-000050/rank", "r")):  # an older rlcli had no folder a step
+    for stem, letters in (("step-000000.rank", "w"), ("step-000050/rank", "r")):  # an older rlcli had no folder a step
         for rank in (0, 1):
-            write(tmp_path / f"{named}-{rank}.parquet", {rank: letters})
-    found = compare(str(tmp_path / "step-000000"), str(tmp_path / "step-000050.json"), 5)
-    assert (found.overall.prompts, found.overall.better) == (2, 2)
+            write(tmp_path / f"{stem}-{rank}.parquet", {rank: letters})
+    comparison = compare(str(tmp_path / "step-000000"), str(tmp_path / "step-000050.json"), 5)
+    assert (comparison.overall.prompts, comparison.overall.better) == (2, 2)
     with pytest.raises(DataError, match=r"samples of a run at several steps; name one: .*/step-000000"):
         compare(str(tmp_path), str(tmp_path), 5)
 
@@ -144,8 +144,8 @@ def test_datasets_with_other_names_are_matched_by_their_prompts(tmp_path: Path) 
     a = folder(tmp_path / "a", 1.0, sums={0: "w"})
     b = folder(tmp_path / "b", 1.0, **{"b-sums": {0: "w", 1: "w"}, "sums": {5: "w"}, "a-sums": {0: "r"}})
     for path, marks in ((a, {"sums": "A"}), (b, {"b-sums": "B", "sums": "C", "a-sums": "A"})):
-        found = json.loads((path / "evaluation.json").read_text())
-        (path / "evaluation.json").write_text(json.dumps(found | {"datasets": marks}))
+        contents = json.loads((path / "evaluation.json").read_text())
+        (path / "evaluation.json").write_text(json.dumps(contents | {"datasets": marks}))
     compared = compare(str(a), str(b), 5)
     assert (list(compared.datasets), compared.overall.better) == (["sums"], 1)
     assert compared.unmatched == ["b-sums", "sums"]

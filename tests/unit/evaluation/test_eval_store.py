@@ -38,8 +38,8 @@ def opened(
 
 def put(store: EvalStore, *rows: dict[str, Any]) -> None:
     writer = PartWriter(store.pattern("sums").replace("{rank}", "0"), 0)
-    for one in rows:
-        writer.add(one)
+    for row in rows:
+        writer.add(row)
     writer.flush()
 
 
@@ -69,8 +69,8 @@ def test_samples_of_several_calls_are_there_once_and_in_order(tmp_path: Path) ->
 def test_what_differs_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, row(0, 0))
-    named = r"temperature = 1\.0, now 0\.5; dataset sums has different prompts; give another"
-    with pytest.raises(ConfigError, match=named), opened(tmp_path, {**SETTINGS, "temperature": 0.5}, mark="b"):
+    pattern = r"temperature = 1\.0, now 0\.5; dataset sums has different prompts; give another"
+    with pytest.raises(ConfigError, match=pattern), opened(tmp_path, {**SETTINGS, "temperature": 0.5}, mark="b"):
         pass
     with opened(tmp_path) as store:
         assert len(store.samples("sums")) == 1
@@ -88,14 +88,14 @@ def test_a_dataset_may_be_added(tmp_path: Path) -> None:
     with EvalStore.open(tmp_path, SETTINGS, {"more": "z"}) as store:
         assert len(store.samples("sums")) == 1
         assert store.samples("more") is None
-    again = EvalStore.open(tmp_path, SETTINGS, {"more": "y", "sums": "a"})
-    with pytest.raises(ConfigError, match="dataset more has different prompts"), again:
+    reopened = EvalStore.open(tmp_path, SETTINGS, {"more": "y", "sums": "a"})
+    with pytest.raises(ConfigError, match="dataset more has different prompts"), reopened:
         pass
 
 
 def test_force_throws_away_what_is_others_and_nothing_else(tmp_path: Path) -> None:
-    both = {"sums": "a", "more": "z"}
-    with EvalStore.open(tmp_path, SETTINGS, both) as store:
+    datasets = {"sums": "a", "more": "z"}
+    with EvalStore.open(tmp_path, SETTINGS, datasets) as store:
         put(store, row(0, 0))
         write_samples(tmp_path / "more.parquet", 0, [row(1, 0)])
     with EvalStore.open(tmp_path, SETTINGS, {"sums": "a", "more": "y"}, force=True) as store:
@@ -154,8 +154,8 @@ def _data(folder: Path, text: str) -> str:
 
     folder.mkdir(parents=True)
     prompt = [{"role": "user", "content": text}]
-    one = {"data_source": "s", "prompt": prompt, "reward_model": {"style": "exact", "ground_truth": "1"}}
-    pq.write_table(pa.Table.from_pylist([one]), folder / "test.parquet")
+    row = {"data_source": "s", "prompt": prompt, "reward_model": {"style": "exact", "ground_truth": "1"}}
+    pq.write_table(pa.Table.from_pylist([row]), folder / "test.parquet")
     return str(folder)
 
 
@@ -180,8 +180,8 @@ def test_files_of_others_are_not_taken_for_parts(tmp_path: Path) -> None:
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path):
         pass
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    for other in ({**found, "format": 99}, {"format": 1}):
+    contents = json.loads((tmp_path / "evaluation.json").read_text())
+    for other in ({**contents, "format": 99}, {"format": 1}):
         (tmp_path / "evaluation.json").write_text(json.dumps(other))
         with pytest.raises(DataError, match="by another version"), opened(tmp_path):
             pass
@@ -213,11 +213,11 @@ def test_a_row_says_what_is_known_of_a_sample(tmp_path: Path) -> None:
 
     summary = LogProbSummary.of(np.array([-1.0, -3.0], np.float32))
     assert LogProbSummary.of(np.zeros(0)) is None
-    whole = row(0, 0) | {"mean_log_prob": summary and summary.mean, "min_log_prob": summary and summary.least}
-    write_samples(tmp_path / "a.parquet", 7, [whole, row(1, 0)])
-    one, other = read_samples(tmp_path / "a.parquet").to_pylist()
-    assert (one["step"], one["mean_log_prob"], one["min_log_prob"]) == (7, -2.0, -3.0)
-    assert dict(one["parts"]) == {"exact": 1.0, "format": 0.5}
+    detailed = row(0, 0) | {"mean_log_prob": summary and summary.mean, "min_log_prob": summary and summary.least}
+    write_samples(tmp_path / "a.parquet", 7, [detailed, row(1, 0)])
+    first, other = read_samples(tmp_path / "a.parquet").to_pylist()
+    assert (first["step"], first["mean_log_prob"], first["min_log_prob"]) == (7, -2.0, -3.0)
+    assert dict(first["parts"]) == {"exact": 1.0, "format": 0.5}
     assert other["mean_log_prob"] is None
 
 
@@ -233,8 +233,8 @@ def test_samples_of_another_version_are_read_or_refused(tmp_path: Path) -> None:
         return written.set_column(written.column_names.index(column), column, pa.array(["high"]))
 
     pq.write_table(with_text("verify_s").append_column("colour", pa.array(["red"])), file)
-    (found,) = read_samples(file).to_pylist()
-    assert (found["verify_s"], found["step"], "colour" in found) == (None, 7, False)
+    (sample,) = read_samples(file).to_pylist()
+    assert (sample["verify_s"], sample["step"], "colour" in sample) == (None, 7, False)
     pq.write_table(with_text("score"), file)
     with pytest.raises(DataError, match="is of another version: its column 'score' is string, not double"):
         read_samples(file)
@@ -277,10 +277,10 @@ def _rewrite(file: str, content: bytes) -> Callable[[Path], object]:
 def test_another_model_in_the_same_folder_is_seen(tmp_path: Path, change: Callable[[Path], object], seen: bool) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 1_000_000)
     (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}")
-    before = eval_settings.local_model(str(tmp_path), "", "float32")
-    assert eval_settings.local_model(str(tmp_path), "", "float32") == before
+    identity = eval_settings.local_model(str(tmp_path), "", "float32")
+    assert eval_settings.local_model(str(tmp_path), "", "float32") == identity
     change(tmp_path)
-    assert (eval_settings.local_model(str(tmp_path), "", "float32") != before) is seen
+    assert (eval_settings.local_model(str(tmp_path), "", "float32") != identity) is seen
 
 
 def test_the_code_of_a_verifier_in_a_file_is_a_setting(tmp_path: Path) -> None:
@@ -289,10 +289,10 @@ def test_the_code_of_a_verifier_in_a_file_is_a_setting(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def verify(request): ...")
     prompts = [Prompt("a:0", (), "a", "", f"{file}:verify", "1")]
-    before = eval_settings.settings_of_evaluation(RunConfig(), prompts, {})
+    original = eval_settings.settings_of_evaluation(RunConfig(), prompts, {})
     file.write_text("def verify(request): return None")
-    after = eval_settings.settings_of_evaluation(RunConfig(), prompts, {})
-    assert {name for name in before if before[name] != after[name]} == {f"the content of {file}"}
+    edited = eval_settings.settings_of_evaluation(RunConfig(), prompts, {})
+    assert {name for name in original if original[name] != edited[name]} == {f"the content of {file}"}
 
 
 def test_the_keys_of_an_agents_row_are_settings_only_where_they_change_it() -> None:
@@ -317,8 +317,8 @@ def test_the_chat_template_is_part_of_what_an_evaluation_was_made_with(tmp_path:
     file = tmp_path / "adapter" / "chat_template.jinja"
     file.parent.mkdir()
     file.write_text("{{ messages[0].content }}")
-    before = marked(str(file), {})
+    original_mark = marked(str(file), {})
     file.write_text("{{ messages[0].content }}!")
-    assert len({before, marked(str(file), {}), marked("plain", {}), marked("chatml", {}), marked("", {})}) == 5
+    assert len({original_mark, marked(str(file), {}), marked("plain", {}), marked("chatml", {}), marked("", {})}) == 5
     assert marked("", {}) is None
     assert marked(str(file), {"adapter": str(file.parent)}) is None  # in the mark of the adapter

@@ -49,53 +49,53 @@ def report(samples: Sequence[Sample], count: int, by: Sequence[str] = (), **extr
 
 def test_what_was_not_verified_is_counted_and_named() -> None:
     some = [right(0, 0), sample(0, 1, Outcome.TIMEOUT, None, 0.0), sample(0, 2, Outcome.CRASH, None, 0.0), wrong(0, 3)]
-    found = report(some, 1)
-    assert found.unverified == found.as_dict()["unverified"] == 2
-    assert found.headline().endswith("on 1 prompts; 2 of 4 responses not verified")
+    eval_report = report(some, 1)
+    assert eval_report.unverified == eval_report.as_dict()["unverified"] == 2
+    assert eval_report.headline().endswith("on 1 prompts; 2 of 4 responses not verified")
     assert "not verified" not in report([right(0, 0)], 1).headline()
 
 
 def test_measures_are_means_over_prompts_of_what_their_samples_did() -> None:
-    found = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(1, 0), wrong(1, 1), right(1, 2)], 2)
-    means = {name: estimate.mean for name, estimate in found.measures.items()}
+    eval_report = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(1, 0), wrong(1, 1), right(1, 2)], 2)
+    means = {name: estimate.mean for name, estimate in eval_report.measures.items()}
     assert means == pytest.approx(
         {"pass@1": 0.5, "pass@2": (1 + 2 / 3) / 2, "pass@3": 1.0, "maj@2": 0.5, "maj@3": 0.5}
         | {"mean@1": 0.5, "mean@3": 0.5}
     )
-    assert found.pass_rates == pytest.approx((2 / 3, 1 / 3))
-    assert (found.prompts, found.samples) == (2, 6)
-    assert found.outcomes["ok"] + found.outcomes["wrong"] == 1.0
-    assert found.metrics()["maj@3/low"] <= 0.5 <= found.metrics()["maj@3/high"]
-    assert "pass@1 50.0%" in found.headline()
+    assert eval_report.pass_rates == pytest.approx((2 / 3, 1 / 3))
+    assert (eval_report.prompts, eval_report.samples) == (2, 6)
+    assert eval_report.outcomes["ok"] + eval_report.outcomes["wrong"] == 1.0
+    assert eval_report.metrics()["maj@3/low"] <= 0.5 <= eval_report.metrics()["maj@3/high"]
+    assert "pass@1 50.0%" in eval_report.headline()
 
 
 def test_prompts_with_fewer_samples_bound_the_k_of_all() -> None:
-    found = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(0, 3), right(1, 0)], 2)
-    assert set(found.measures) == {"pass@1", "mean@1"}
-    assert found.pass_rates == (0.5, 1.0)
+    eval_report = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(0, 3), right(1, 0)], 2)
+    assert set(eval_report.measures) == {"pass@1", "mean@1"}
+    assert eval_report.pass_rates == (0.5, 1.0)
 
 
 def test_one_prompt_all_wrong_and_without_an_answer() -> None:
-    found = report([wrong(0, n, None) for n in range(4)], 1)
-    for estimate in found.measures.values():
+    eval_report = report([wrong(0, n, None) for n in range(4)], 1)
+    for estimate in eval_report.measures.values():
         assert (estimate.mean, estimate.low) == (0.0, 0.0)
         assert 0.5 < estimate.high <= 1.0
-    assert found.outcomes["no_answer"] == 1.0
+    assert eval_report.outcomes["no_answer"] == 1.0
 
 
 def test_spaces_around_an_answer_do_not_split_a_vote() -> None:
     samples = [sample(0, 0, Outcome.OK, "7", 1.0), sample(0, 1, Outcome.OK, " 7\n", 1.0)]
-    found = report([*samples, wrong(0, 2, "8"), wrong(0, 3, "9")], 1)
-    assert found.measures["maj@4"].mean == 1.0
+    eval_report = report([*samples, wrong(0, 2, "8"), wrong(0, 3, "9")], 1)
+    assert eval_report.measures["maj@4"].mean == 1.0
 
 
 def test_greedy_responses_are_told_apart_from_the_samples() -> None:
-    found = report(
+    eval_report = report(
         [right(0, GREEDY, tokens=8), wrong(0, 0), wrong(0, 1), wrong(1, GREEDY), right(1, 0), right(1, 1)], 2
     )
-    assert found.measures["greedy"].mean == 0.5
-    assert (found.samples, found.lengths.max, found.lengths.truncated) == (4, 4.0, 0.0)
-    assert found.as_dict()["greedy"]["mean"] == 0.5
+    assert eval_report.measures["greedy"].mean == 0.5
+    assert (eval_report.samples, eval_report.lengths.max, eval_report.lengths.truncated) == (4, 4.0, 0.0)
+    assert eval_report.as_dict()["greedy"]["mean"] == 0.5
     assert "greedy" not in report([right(0, 0)], 1).measures
 
 
@@ -114,11 +114,14 @@ def test_lengths_are_of_the_samples_whose_tokens_were_counted() -> None:
 
 def test_categories_are_those_of_source_ability_and_the_fields_asked_for() -> None:
     samples = [right(n, 0) if n in (0, 1, 2) else wrong(n, 0, tokens=8) for n in range(6)]
-    found = report(samples, 6, by=["level"], level=[1, 1, 2, 2, 2, 2]).categories
-    assert list(found) == ["data_source", "ability", "level"]
-    assert {value: category.prompts for value, category in found["data_source"].items()} == {"sums": 4, "products": 2}
-    assert list(found["level"]) == ["2", "1"]
-    hard, easy = found["level"]["2"], found["level"]["1"]
+    categories = report(samples, 6, by=["level"], level=[1, 1, 2, 2, 2, 2]).categories
+    assert list(categories) == ["data_source", "ability", "level"]
+    assert {value: category.prompts for value, category in categories["data_source"].items()} == {
+        "sums": 4,
+        "products": 2,
+    }
+    assert list(categories["level"]) == ["2", "1"]
+    hard, easy = categories["level"]["2"], categories["level"]["1"]
     assert (easy.measures["pass@1"].mean, easy.truncated, easy.mean_response_tokens) == (1.0, 0.0, 4.0)
     assert (hard.measures["pass@1"].mean, hard.truncated) == (0.25, 0.75)
     assert report(samples, 6, by=["level"], level=[1] * 6).as_dict()["by"]["level"]["1"]["prompts"] == 6
@@ -126,17 +129,17 @@ def test_categories_are_those_of_source_ability_and_the_fields_asked_for() -> No
 
 def test_a_field_with_too_many_values_tells_nothing_apart() -> None:
     count = MOST_CATEGORIES + 1
-    found = report([right(n, 0) for n in range(count)], count, by=["index"], index=list(range(count)))
-    assert "index" not in found.categories
+    eval_report = report([right(n, 0) for n in range(count)], count, by=["index"], index=list(range(count)))
+    assert "index" not in eval_report.categories
     assert labels_of(prompts(2), "index") is None
 
 
 def test_scores_beyond_zero_and_one_are_averaged_as_they_are() -> None:
     samples = [sample(0, 0, Outcome.OK, "1", 1.1), sample(1, 0, Outcome.WRONG, "2", -0.5)]
-    found = report(samples, 2)
-    assert found.measures["mean@1"].mean == pytest.approx(0.3)
-    assert found.measures["mean@1"].low < 0.0
-    assert found.measures["pass@1"].mean == 0.5
+    eval_report = report(samples, 2)
+    assert eval_report.measures["mean@1"].mean == pytest.approx(0.3)
+    assert eval_report.measures["mean@1"].low < 0.0
+    assert eval_report.measures["pass@1"].mean == 0.5
 
 
 def test_the_first_crash_is_told() -> None:
@@ -144,26 +147,26 @@ def test_the_first_crash_is_told() -> None:
 
 
 def test_parts_of_one_dataset_and_of_several_are_joined() -> None:
-    one = Responses.of_samples(SampleTable.of([right(0, 0), wrong(1, 0, "7")]))
+    first = Responses.of_samples(SampleTable.of([right(0, 0), wrong(1, 0, "7")]))
     other = Responses.of_samples(SampleTable.of([wrong(0, 1, "8"), wrong(1, 1, "7")]))
-    same = report_of(joined([one, other], [0, 0]), prompts(2))
+    same = report_of(joined([first, other], [0, 0]), prompts(2))
     assert same.measures["maj@2"].mean == 0.25
-    apart = report_of(joined([one, other], [0, 2]), prompts(4))
-    assert apart.pass_rates == (1.0, 0.0, 0.0, 0.0)
+    separate = report_of(joined([first, other], [0, 2]), prompts(4))
+    assert separate.pass_rates == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_graded_scores_have_their_mean_beside_the_share_that_passed() -> None:
-    found = report([sample(0, 0, Outcome.OK, "r", 0.1), sample(1, 0, Outcome.OK, "r", 0.3)], 2)
-    assert found.is_graded
-    assert found.headline().startswith("pass@1 100.0% [")
-    assert ", mean@1 0.200 [" in found.headline()
-    assert found.as_dict()["mean"]["mean@1"]["mean"] == found.metrics()["mean@1"] == pytest.approx(0.2)
-    assert "mean@1" in found.as_dict()["by"]["data_source"]["products"]["measures"]
+    eval_report = report([sample(0, 0, Outcome.OK, "r", 0.1), sample(1, 0, Outcome.OK, "r", 0.3)], 2)
+    assert eval_report.is_graded
+    assert eval_report.headline().startswith("pass@1 100.0% [")
+    assert ", mean@1 0.200 [" in eval_report.headline()
+    assert eval_report.as_dict()["mean"]["mean@1"]["mean"] == eval_report.metrics()["mean@1"] == pytest.approx(0.2)
+    assert "mean@1" in eval_report.as_dict()["by"]["data_source"]["products"]["measures"]
     plain = report([right(0, 0), wrong(1, 0)], 2)
     assert not plain.is_graded
     assert plain.headline().endswith("], mean@1 0.500 on 2 prompts")
 
 
 def test_the_mean_score_has_the_name_of_one_sample_and_of_all_of_them() -> None:
-    found = report([right(0, n) for n in range(4)], 1)
-    assert found.measures["mean@1"] == found.measures["mean@4"]
+    eval_report = report([right(0, n) for n in range(4)], 1)
+    assert eval_report.measures["mean@1"] == eval_report.measures["mean@4"]

@@ -58,10 +58,10 @@ def report(table: Table) -> EvalReport:
 
 
 def by_problem(table: Table) -> list[list[float]]:
-    found: dict[int, list[float]] = {}
+    grouped: dict[int, list[float]] = {}
     for problem, scores in table:
-        found.setdefault(problem, []).extend(scores)
-    return list(found.values())
+        grouped.setdefault(problem, []).extend(scores)
+    return list(grouped.values())
 
 
 def plain_pass_at(scores: Sequence[float], k: int) -> float:
@@ -84,7 +84,7 @@ def plain_interval(values: Sequence[float], draws: int = 20_000) -> tuple[float,
 def plain_sign_flip(differences: Sequence[float]) -> float:
     patterns = list(itertools.product((1, -1), repeat=len(differences)))
     sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in patterns]
-    return sum(one >= abs(sum(differences)) - 1e-9 for one in sums) / len(patterns)
+    return sum(total >= abs(sum(differences)) - 1e-9 for total in sums) / len(patterns)
 
 
 CONTEST: Table = [(n % 4, [float(n % 4 == 0)]) for n in range(32)]
@@ -92,24 +92,26 @@ CONTEST: Table = [(n % 4, [float(n % 4 == 0)]) for n in range(32)]
 
 
 def test_a_contest_repeated_eight_times_has_the_interval_of_its_problems() -> None:
-    found = report(CONTEST)
-    assert (found.prompts, found.rows, found.samples) == (4, 32, 32)
-    passed = found.measures["pass@1"]
+    eval_report = report(CONTEST)
+    assert (eval_report.prompts, eval_report.rows, eval_report.samples) == (4, 32, 32)
+    passed = eval_report.measures["pass@1"]
     assert passed.mean == 0.25
     assert (passed.low, passed.high) == pytest.approx(plain_interval([1.0, 0.0, 0.0, 0.0]), abs=0.015)
     assert passed.high - passed.low > 0.6  # of 32 independent prompts it would be 0.29
-    assert "on 4 prompts in 32 rows" in found.headline()
-    assert found.as_dict()["rows"] == found.metrics()["rows"] == 32
-    assert found.pass_rates == tuple([1.0, 0.0, 0.0, 0.0] * 8)
+    assert "on 4 prompts in 32 rows" in eval_report.headline()
+    assert eval_report.as_dict()["rows"] == eval_report.metrics()["rows"] == 32
+    assert eval_report.pass_rates == tuple([1.0, 0.0, 0.0, 0.0] * 8)
 
 
 def test_copies_give_pass_at_k_over_all_of_them() -> None:
     table: Table = [(0, [1.0]), (0, [0.0]), (0, [0.0]), (1, [0.0]), (1, [1.0]), (1, [1.0])]
-    found = report(table)
+    eval_report = report(table)
     for k in (1, 2, 3):
         expected = sum(plain_pass_at(scores, k) for scores in by_problem(table)) / 2
-        assert found.measures[f"pass@{k}"].mean == pytest.approx(expected)
-    assert found.measures["maj@3"].mean == pytest.approx(0.5)  # the majority of the second problem's three is right
+        assert eval_report.measures[f"pass@{k}"].mean == pytest.approx(expected)
+    assert eval_report.measures["maj@3"].mean == pytest.approx(
+        0.5
+    )  # the majority of the second problem's three is right
 
 
 @pytest.mark.long
@@ -123,23 +125,25 @@ def test_copies_give_pass_at_k_over_all_of_them() -> None:
     st.randoms(use_true_random=False),
 )
 def test_measures_are_those_of_plain_loops_in_any_order_of_the_rows(table: Table, rng: random.Random) -> None:
-    found = report(table)
+    eval_report = report(table)
     grouped = by_problem(table)
-    assert found.prompts == len(grouped)
-    for name, estimate in found.measures.items():
+    assert eval_report.prompts == len(grouped)
+    for name, estimate in eval_report.measures.items():
         kind, _, k = name.partition("@")
         if kind == "pass":
-            assert estimate.mean == pytest.approx(sum(plain_pass_at(own, int(k)) for own in grouped) / len(grouped))
+            assert estimate.mean == pytest.approx(
+                sum(plain_pass_at(scores, int(k)) for scores in grouped) / len(grouped)
+            )
         elif kind == "mean":
-            assert estimate.mean == pytest.approx(sum(sum(own) / len(own) for own in grouped) / len(grouped))
+            assert estimate.mean == pytest.approx(sum(sum(scores) / len(scores) for scores in grouped) / len(grouped))
     shuffled = list(table)
     rng.shuffle(shuffled)
-    again = report(shuffled)
-    assert again.sampled_k == found.sampled_k
-    drawn = {f"maj@{k}" for k in found.sampled_k}  # over random subsets of the samples, which the order changes
-    assert {name: one.mean for name, one in again.measures.items() if name not in drawn} == pytest.approx(
-        {name: one.mean for name, one in found.measures.items() if name not in drawn}
-    )
+    shuffled_report = report(shuffled)
+    assert shuffled_report.sampled_k == eval_report.sampled_k
+    sampled = {f"maj@{k}" for k in eval_report.sampled_k}  # over random subsets of the samples, which the order changes
+    assert {
+        name: measure.mean for name, measure in shuffled_report.measures.items() if name not in sampled
+    } == pytest.approx({name: measure.mean for name, measure in eval_report.measures.items() if name not in sampled})
 
 
 def test_copies_change_no_interval() -> None:
@@ -150,16 +154,18 @@ def test_copies_change_no_interval() -> None:
 
 
 def test_other_truths_verifiers_and_images_are_other_problems() -> None:
-    one = row(0, 1)
-    assert one.problem() == row(7, 1).problem()
+    original = row(0, 1)
+    assert original.problem() == row(7, 1).problem()
     others = [
-        Prompt(one.id, one.messages, one.data_source, one.ability, one.verifier, "another truth"),
-        Prompt(one.id, one.messages, one.data_source, one.ability, "math", one.ground_truth),
-        Prompt(one.id, one.messages, "", "", one.verifier, one.ground_truth, images=(b"a",)),
-        Prompt(one.id, one.messages, "", "", one.verifier, one.ground_truth, images=(b"b",)),
+        Prompt(
+            original.id, original.messages, original.data_source, original.ability, original.verifier, "another truth"
+        ),
+        Prompt(original.id, original.messages, original.data_source, original.ability, "math", original.ground_truth),
+        Prompt(original.id, original.messages, "", "", original.verifier, original.ground_truth, images=(b"a",)),
+        Prompt(original.id, original.messages, "", "", original.verifier, original.ground_truth, images=(b"b",)),
         row(0, 2),
     ]
-    assert len({one.problem(), *(other.problem() for other in others)}) == 6
+    assert len({original.problem(), *(other.problem() for other in others)}) == 6
 
 
 def test_an_environment_may_read_its_task_in_extra_info() -> None:
@@ -171,34 +177,36 @@ def test_an_environment_may_read_its_task_in_extra_info() -> None:
 def test_categories_that_divide_a_problems_rows_count_each_row_in_its_own() -> None:
     table: Table = [(0, [1.0]), (0, [0.0]), (1, [0.0]), (1, [0.0])]
     prompts = [row(number, problem, run=f"run {number % 2}") for number, (problem, _) in enumerate(table)]
-    found = report_of(responses(table), prompts, ["run"]).categories["run"]
-    assert {name: (one.prompts, one.measures["pass@1"].mean) for name, one in found.items()} == {
+    categories = report_of(responses(table), prompts, ["run"]).categories["run"]
+    assert {name: (category.prompts, category.measures["pass@1"].mean) for name, category in categories.items()} == {
         "run 0": (2, 0.5),
         "run 1": (2, 0.0),
     }
-    (whole,) = report_of(responses(table), prompts).categories["data_source"].values()
-    assert (whole.prompts, whole.measures["pass@1"].mean) == (2, 0.25)
+    (combined,) = report_of(responses(table), prompts).categories["data_source"].values()
+    assert (combined.prompts, combined.measures["pass@1"].mean) == (2, 0.25)
 
 
 def test_greedy_responses_to_copies_are_averaged() -> None:
     some = [Sample(n, i, 0, 0, 3, 4, "stop", verdict(float(n == 0)), 0) for n in (0, 1) for i in (GREEDY, 0)]
-    found = report_of(Responses.of_samples(SampleTable.of(some)), [row(0, 5), row(1, 5)])
-    assert (found.prompts, found.samples, found.measures["greedy"].mean) == (1, 2, 0.5)
+    eval_report = report_of(Responses.of_samples(SampleTable.of(some)), [row(0, 5), row(1, 5)])
+    assert (eval_report.prompts, eval_report.samples, eval_report.measures["greedy"].mean) == (1, 2, 0.5)
 
 
 def test_rows_without_copies_are_not_mentioned() -> None:
-    found = report([(0, [1.0]), (1, [0.0])])
+    eval_report = report([(0, [1.0]), (1, [0.0])])
     assert repeats_note(2, 2) == ""
-    assert found.notes() == []
-    assert "rows" not in found.headline()
+    assert eval_report.notes() == []
+    assert "rows" not in eval_report.headline()
 
 
 def test_rows_that_were_left_out_stand_in_the_report() -> None:
-    found = report_of(responses([(0, [1.0])]), [row(0, 0)], left_out={"longer than data.max_prompt_tokens": 3, "x": 0})
-    assert found.left_out == found.as_dict()["left_out"] == {"longer than data.max_prompt_tokens": 3}
-    assert found.metrics()["left_out"] == 3
-    assert found.headline().endswith("on 1 prompts; 3 rows left out: longer than data.max_prompt_tokens")
-    assert found.notes() == ["3 rows left out: longer than data.max_prompt_tokens"]
+    eval_report = report_of(
+        responses([(0, [1.0])]), [row(0, 0)], left_out={"longer than data.max_prompt_tokens": 3, "x": 0}
+    )
+    assert eval_report.left_out == eval_report.as_dict()["left_out"] == {"longer than data.max_prompt_tokens": 3}
+    assert eval_report.metrics()["left_out"] == 3
+    assert eval_report.headline().endswith("on 1 prompts; 3 rows left out: longer than data.max_prompt_tokens")
+    assert eval_report.notes() == ["3 rows left out: longer than data.max_prompt_tokens"]
 
 
 def test_a_set_whose_rows_are_all_one_prompt_is_refused() -> None:
@@ -228,19 +236,19 @@ def saved(path: Path, table: Table, *, without: bool = False) -> str:
 def test_compared_evaluations_of_copies_have_the_p_value_of_their_problems(tmp_path: Path) -> None:
     better: Table = [(n % 4, [float(n % 4 < 2)]) for n in range(32)]
     a, b = saved(tmp_path / "a.parquet", CONTEST), saved(tmp_path / "b.parquet", better)
-    found = compare(a, b, 10).overall
-    assert (found.prompts, found.rows, found.better, found.same) == (4, 32, 1, 3)
-    passed = found.measures["pass@1"]
+    overall = compare(a, b, 10).overall
+    assert (overall.prompts, overall.rows, overall.better, overall.same) == (4, 32, 1, 3)
+    passed = overall.measures["pass@1"]
     assert passed.p == plain_sign_flip([0.0, 1.0, 0.0, 0.0]) == 1.0
     assert passed.difference.mean == 0.25
     assert passed.difference.low <= 0.0
-    assert [one.prompt for one in found.changed] == ["1+1="]
+    assert [change.prompt for change in overall.changed] == ["1+1="]
 
 
 def test_copies_in_only_one_of_two_evaluations_are_not_missing(tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a.parquet", CONTEST), saved(tmp_path / "b.parquet", CONTEST[:3])
-    found = compare(a, b, 10).overall
-    assert (found.prompts, found.rows, found.only_a, found.only_b) == (3, 3, 1, 0)
+    overall = compare(a, b, 10).overall
+    assert (overall.prompts, overall.rows, overall.only_a, overall.only_b) == (3, 3, 1, 0)
 
 
 def test_samples_of_an_older_version_have_one_prompt_a_row(tmp_path: Path) -> None:

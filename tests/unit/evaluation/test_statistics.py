@@ -50,9 +50,9 @@ def test_pass_at_k_is_a_probability_that_grows_with_k_and_c(n: int, data: st.Dat
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=50))
 def test_an_interval_has_width_and_holds_the_mean(values: list[float]) -> None:
-    found = interval(values)
-    assert 0.0 <= found.low <= found.mean <= found.high <= 1.0
-    assert found.high - found.low > 0.0
+    estimate = interval(values)
+    assert 0.0 <= estimate.low <= estimate.mean <= estimate.high <= 1.0
+    assert estimate.high - estimate.low > 0.0
 
 
 def test_sixty_four_equal_scores_do_not_claim_certainty() -> None:
@@ -70,9 +70,9 @@ def test_one_sample_a_prompt_gives_the_jeffreys_interval() -> None:
     density = grid**9.5 * (1 - grid) ** 39.5
     cumulative = np.cumsum(density) / density.sum()
     low, high = (float(grid[np.searchsorted(cumulative, q)]) for q in (0.025, 0.975))
-    found = interval([1.0] * 10 + [0.0] * 40)
-    assert found.low == pytest.approx(low, abs=0.005)
-    assert found.high == pytest.approx(high, abs=0.005)
+    estimate = interval([1.0] * 10 + [0.0] * 40)
+    assert estimate.low == pytest.approx(low, abs=0.005)
+    assert estimate.high == pytest.approx(high, abs=0.005)
 
 
 def test_many_prompts_give_the_percentile_bootstrap() -> None:
@@ -80,9 +80,9 @@ def test_many_prompts_give_the_percentile_bootstrap() -> None:
     values = generator.binomial(4, generator.beta(1, 2, size=1000)) / 4
     means = [generator.choice(values, size=len(values)).mean() for _ in range(4000)]
     low, high = np.quantile(means, [0.025, 0.975])
-    found = interval([float(value) for value in values])
-    assert found.low == pytest.approx(low, abs=0.003)
-    assert found.high == pytest.approx(high, abs=0.003)
+    estimate = interval([float(value) for value in values])
+    assert estimate.low == pytest.approx(low, abs=0.003)
+    assert estimate.high == pytest.approx(high, abs=0.003)
 
 
 @pytest.mark.parametrize("samples", [1, 8])
@@ -93,8 +93,8 @@ def test_intervals_hold_the_true_rate_about_95_times_in_100(rate: float, samples
     for run in range(runs):
         # Prompts differ in difficulty: most are nearly always or nearly never solved.
         difficulty = generator.beta(rate / 2, (1 - rate) / 2, size=64)
-        found = interval([float(v) for v in generator.binomial(samples, difficulty) / samples], seed=run)
-        held += found.low <= rate <= found.high
+        estimate = interval([float(v) for v in generator.binomial(samples, difficulty) / samples], seed=run)
+        held += estimate.low <= rate <= estimate.high
     assert held / runs > 0.90
 
 
@@ -119,13 +119,13 @@ def majority_by_loops(answers: list[int], passed: list[bool], k: int) -> float:
     """maj@k as its definition says it: every subset, every vote, ties shared."""
     worths = []
     for subset in combinations(range(len(answers)), k):
-        votes = [answers[place] for place in subset if answers[place] >= 0]
-        most = max((votes.count(answer) for answer in votes), default=0)
-        winners = sorted({answer for answer in votes if votes.count(answer) == most})
+        votes = [answers[index] for index in subset if answers[index] >= 0]
+        top_count = max((votes.count(answer) for answer in votes), default=0)
+        winners = sorted({answer for answer in votes if votes.count(answer) == top_count})
         right = []
         for winner in winners:
-            own = [passed[place] for place, answer in enumerate(answers) if answer == winner]
-            right.append(sum(own) / len(own))
+            winner_passed = [passed[index] for index, answer in enumerate(answers) if answer == winner]
+            right.append(sum(winner_passed) / len(winner_passed))
         worths.append(sum(right) / len(right) if right else 0.0)
     return sum(worths) / len(worths)
 
@@ -143,13 +143,13 @@ def drawn_prompts(seed: int, sizes: list[int], answers: int) -> tuple[np.ndarray
 def test_majority_votes_are_those_of_all_subsets(sizes: list[int]) -> None:
     prompt, answer, passed = drawn_prompts(3, sizes, answers=3)
     ks = list(range(1, min(sizes) + 1))
-    found = majorities(prompt, answer, passed, len(sizes), ks)
+    votes_by_k = majorities(prompt, answer, passed, len(sizes), ks)
     for k in ks:
-        values, exact = found[k]
+        values, exact = votes_by_k[k]
         assert exact
         expected = [
-            majority_by_loops(answer[prompt == place].tolist(), passed[prompt == place].tolist(), k)
-            for place in range(len(sizes))
+            majority_by_loops(answer[prompt == index].tolist(), passed[prompt == index].tolist(), k)
+            for index in range(len(sizes))
         ]
         assert values.tolist() == pytest.approx(expected)
 
@@ -158,12 +158,12 @@ def test_majority_votes_over_random_subsets_come_near_those_over_all() -> None:
     prompt, answer, passed = drawn_prompts(4, [12] * 40, answers=4)
     values, exact = majorities(prompt, answer, passed, 40, [5])[5]
     assert not exact
-    places = [prompt == place for place in range(40)]
-    expected = [majority_by_loops(answer[own].tolist(), passed[own].tolist(), 5) for own in places]
+    masks = [prompt == index for index in range(40)]
+    expected = [majority_by_loops(answer[mask].tolist(), passed[mask].tolist(), 5) for mask in masks]
     assert values.tolist() == pytest.approx(expected, abs=0.05)
     assert values.mean() == pytest.approx(np.mean(expected), abs=0.006)
-    again, _ = majorities(prompt, answer, passed, 40, [5])[5]
-    assert again.tolist() == values.tolist()
+    repeated, _ = majorities(prompt, answer, passed, 40, [5])[5]
+    assert repeated.tolist() == values.tolist()
 
 
 def test_a_vote_without_an_answer_is_none() -> None:
@@ -182,32 +182,32 @@ def test_ties_are_worth_the_mean_of_what_is_tied() -> None:
 
 def test_more_prompts_than_are_held_at_once_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, answer, passed = drawn_prompts(6, [4] * 30, answers=3)
-    whole = majorities(prompt, answer, passed, 30, [2, 4])
+    undivided = majorities(prompt, answer, passed, 30, [2, 4])
     monkeypatch.setattr(statistics, "AT_ONCE", 7)
     parts = majorities(prompt, answer, passed, 30, [2, 4])
-    assert [parts[k][0].tolist() for k in (2, 4)] == [whole[k][0].tolist() for k in (2, 4)]
+    assert [parts[k][0].tolist() for k in (2, 4)] == [undivided[k][0].tolist() for k in (2, 4)]
 
 
 def test_scores_beyond_one_widen_the_bounds() -> None:
-    found = interval([1.1] * 20, bounds=(0.0, 1.1))
-    assert found.mean == pytest.approx(1.1)
-    assert found.low < 1.1
+    estimate = interval([1.1] * 20, bounds=(0.0, 1.1))
+    assert estimate.mean == pytest.approx(1.1)
+    assert estimate.low < 1.1
     with pytest.raises(AssertionError):
         interval([1.1] * 20)
 
 
 def test_many_different_values_give_the_interval_of_few() -> None:
     values = np.random.default_rng(7).random(4000)
-    found = interval(values)
+    estimate = interval(values)
     spread = 1.96 * values.std() / np.sqrt(len(values))
-    assert found.mean == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx((values.mean() - spread, values.mean() + spread), abs=0.002)
+    assert estimate.mean == pytest.approx(values.mean())
+    assert (estimate.low, estimate.high) == pytest.approx((values.mean() - spread, values.mean() + spread), abs=0.002)
 
 
 def test_the_average_of_datasets_counts_each_the_same() -> None:
-    found = average_of([np.zeros(900), np.ones(100)])
-    assert found.mean == pytest.approx(0.5)
-    assert found.low > 0.4
+    average = average_of([np.zeros(900), np.ones(100)])
+    assert average.mean == pytest.approx(0.5)
+    assert average.low > 0.4
     assert average_of([np.array([0.0, 1.0])]) == interval([0.0, 1.0])
 
 
@@ -230,8 +230,8 @@ def test_many_differences_give_the_p_value_of_a_sign_test() -> None:
 @pytest.mark.long
 def test_without_a_difference_the_p_value_is_even() -> None:
     generator = np.random.default_rng(9)
-    found = [sign_flip(generator.integers(-4, 5, size=60) / 4) for _ in range(200)]
-    assert 0.01 <= np.mean(np.array(found) < 0.05) <= 0.1
+    p_values = [sign_flip(generator.integers(-4, 5, size=60) / 4) for _ in range(200)]
+    assert 0.01 <= np.mean(np.array(p_values) < 0.05) <= 0.1
 
 
 def test_an_estimate_prints_in_percent() -> None:

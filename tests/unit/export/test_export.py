@@ -24,15 +24,15 @@ def test_what_is_no_checkpoint_is_a_model_already(saved_runs: Path, tmp_path: Pa
 
 def test_a_run_is_exported_once_and_again_when_its_step_is_another(run_of: Any, saved_runs: Path) -> None:
     run, notes = run_of("full"), list[str]()
-    made = Path(model_folder(str(run), notes.append))
-    assert made == run / "exports" / "step-000005"
-    assert notes == [f"exporting step 5 of full to {made}"]
-    assert log_probs(made) == pytest.approx(stored_log_probs(run), abs=1e-5)
-    written = (made / "model.safetensors").stat().st_mtime_ns
-    assert model_folder(str(run / "checkpoints" / "latest"), notes.append) == str(made)
-    assert model_folder(str(made), notes.append) == str(made)
+    exported = Path(model_folder(str(run), notes.append))
+    assert exported == run / "exports" / "step-000005"
+    assert notes == [f"exporting step 5 of full to {exported}"]
+    assert log_probs(exported) == pytest.approx(stored_log_probs(run), abs=1e-5)
+    written = (exported / "model.safetensors").stat().st_mtime_ns
+    assert model_folder(str(run / "checkpoints" / "latest"), notes.append) == str(exported)
+    assert model_folder(str(exported), notes.append) == str(exported)
     assert len(notes) == 1
-    assert (made / "model.safetensors").stat().st_mtime_ns == written
+    assert (exported / "model.safetensors").stat().st_mtime_ns == written
     shutil.rmtree(run / "checkpoints" / "step-000005")
     shutil.copytree(saved_runs / "half" / "checkpoints" / "step-000003", run / "checkpoints" / "step-000005")
     manifest = json.loads((run / "checkpoints" / "step-000005" / "manifest.json").read_text())
@@ -42,9 +42,9 @@ def test_a_run_is_exported_once_and_again_when_its_step_is_another(run_of: Any, 
 
     manifest["step"], manifest["files"]["state.json"] = 5, described(state)
     (run / "checkpoints" / "step-000005" / "manifest.json").write_text(json.dumps(manifest))
-    assert model_folder(str(run), notes.append) == str(made)
+    assert model_folder(str(run), notes.append) == str(exported)
     assert len(notes) == 2
-    assert json.loads((made / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((exported / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_a_critic_path_takes_the_critic_and_else_the_policy(run_of: Any) -> None:
@@ -61,8 +61,8 @@ def test_a_new_run_can_begin_from_a_run_and_the_critic_of_another(run_of: Any) -
     from rlcli.model.io.model_checks import check_model, check_value_model
 
     full, ppo = run_of("full"), run_of("ppo")
-    asked = resolve("ppo", {"model.path": str(full), "critic.path": str(ppo / "checkpoints" / "latest")}).config
-    config = with_model_folders(asked, print)
+    resolved = resolve("ppo", {"model.path": str(full), "critic.path": str(ppo / "checkpoints" / "latest")}).config
+    config = with_model_folders(resolved, print)
     assert config.model.path == str(full / "exports" / "step-000005")
     assert config.critic.path == str(ppo / "exports" / "step-000003-critic")
     check_value_model(config.critic.path, check_model(config.model.path).tokenizer_size)
@@ -76,8 +76,8 @@ def test_a_run_that_cannot_be_written_is_exported_elsewhere(
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(run)))  # root may write anywhere
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    made = Path(model_folder(str(run), notes.append))
-    assert made.name == "step-000005"
+    exported = Path(model_folder(str(run), notes.append))
+    assert exported.name == "step-000005"
     assert not (run / "exports").exists()
-    assert (made / "model.safetensors").exists()
+    assert (exported / "model.safetensors").exists()
     assert any("is not writable" in note for note in notes)

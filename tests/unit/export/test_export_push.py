@@ -37,18 +37,22 @@ def test_a_push_is_a_private_repository_with_the_whole_folder(
 def test_a_report_is_pushed_with_the_model_and_names_no_machine(
     hub: LoopbackHub, saved_runs: Path, tmp_path: Path
 ) -> None:
-    run, out = tmp_path / "runs" / "first", tmp_path / "out"
+    run, export_folder = tmp_path / "runs" / "first", tmp_path / "out"
     shutil.copytree(saved_runs / "full", run)
     write_json(run / "environment.json", {"host": "node-7", "directory": str(tmp_path), "python": "3.11"})
     add_event(run, "failed", message=f"worker 3 on node-7 died: see {run}/logs/worker-3.log")
     (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.625}\n')
-    export(run, "--out", out, "--push", "me/model", "--report")
-    page = (out / "report" / "index.html").read_text()
+    export(run, "--out", export_folder, "--push", "me/model", "--report")
+    page = (export_folder / "report" / "index.html").read_text()
     assert "0.625" in page
     assert "worker-3.log" in page
-    card = (out / "README.md").read_text()
+    card = (export_folder / "README.md").read_text()
     assert "`report/index.html`" in card
-    files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(export_folder).as_posix(): path.read_bytes()
+        for path in export_folder.rglob("*")
+        if path.is_file()
+    }
     assert hub.files["me/model"] == files
     packed = re.findall(r'"application/gzip" data-name="[^"]*">(.*?)</script>', page)
     files |= {f"block {number}": unpacked(text) for number, text in enumerate(packed)}
@@ -74,16 +78,16 @@ def test_what_fails_its_checks_is_not_pushed(hub: LoopbackHub, saved_runs: Path,
 def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(
     hub: LoopbackHub, saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.full, out = True, tmp_path / "out"
-    export(saved_runs / "full", "--out", out, "--push", "me/model", "--no-check", expect=1)
-    said = capsys.readouterr().err
-    assert f"{out} is exported, but not pushed to me/model: 403 Forbidden: Storage quota exceeded" in said
-    assert f"hf upload --private me/model {out}" in said
-    assert (out / "model.safetensors").exists()
+    hub.full, export_folder = True, tmp_path / "out"
+    export(saved_runs / "full", "--out", export_folder, "--push", "me/model", "--no-check", expect=1)
+    stderr = capsys.readouterr().err
+    assert f"{export_folder} is exported, but not pushed to me/model: 403 Forbidden: Storage quota exceeded" in stderr
+    assert f"hf upload --private me/model {export_folder}" in stderr
+    assert (export_folder / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
-    ("token", "repo", "said"),
+    ("token", "repo", "message"),
     [
         ("", "me/model", "no Hugging Face token found; log in with `hf auth login`, or set HF_TOKEN"),
         ("wrong", "me/model", "the hub refuses: Invalid user token"),
@@ -95,7 +99,7 @@ def test_a_push_that_cannot_be_is_refused_before_any_work(
     saved_runs: Path,
     token: str,
     repo: str,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -103,5 +107,5 @@ def test_a_push_that_cannot_be_is_refused_before_any_work(
     monkeypatch.setenv("HF_TOKEN", token)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     export(saved_runs / "full", "--out", tmp_path / "out", "--push", repo, expect=2)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

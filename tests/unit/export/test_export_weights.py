@@ -34,33 +34,35 @@ def test_transformers_reads_the_trained_model(
 ) -> None:
     from transformers import AutoTokenizer
 
-    out = tmp_path / "out"
-    export(saved_runs / name, "--out", out, "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert said["change"]["moved"] == said["change"]["tensors"] > 20
-    assert said["log_probs"]["mean"] < 1e-5
-    assert said["log_probs"]["tokens"] == len(PROBE) - 1
-    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / name), abs=1e-5)
+    export_folder = tmp_path / "out"
+    export(saved_runs / name, "--out", export_folder, "--json")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["change"]["moved"] == summary["change"]["tensors"] > 20
+    assert summary["log_probs"]["mean"] < 1e-5
+    assert summary["log_probs"]["tokens"] == len(PROBE) - 1
+    assert log_probs(export_folder) == pytest.approx(stored_log_probs(saved_runs / name), abs=1e-5)
     stored = Stored(saved_runs / name / "checkpoints" / "latest" / "policy", "policy.model.lm.")
-    written = load_file(out / "model.safetensors")
+    written = load_file(export_folder / "model.safetensors")
     assert ("lm_head.weight" in written) == (name == "untied")
     assert all(torch.equal(tensor, written[key]) for key, tensor in stored.read(stored.shapes).items())
-    assert AutoTokenizer.from_pretrained(out).chat_template
-    assert {"config.json", "generation_config.json", "README.md", "chat_template.jinja"} <= set(os.listdir(out))
-    nothing_beside(out)
+    assert AutoTokenizer.from_pretrained(export_folder).chat_template
+    assert {"config.json", "generation_config.json", "README.md", "chat_template.jinja"} <= set(
+        os.listdir(export_folder)
+    )
+    nothing_beside(export_folder)
 
 
 def test_each_expert_is_exported_by_itself(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    export(saved_runs / "mixture", "--out", out, "--json")
-    said = json.loads(capsys.readouterr().out)
-    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / "mixture-base"))
+    export_folder = tmp_path / "out"
+    export(saved_runs / "mixture", "--out", export_folder, "--json")
+    summary = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (export_folder, saved_runs / "mixture-base"))
     assert written.keys() == base.keys()
     assert any(".experts.5.down_proj." in name for name in written)
-    assert said["change"]["moved"] == said["change"]["tensors"] == len(written)
-    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "mixture"), abs=1e-5)
+    assert summary["change"]["moved"] == summary["change"]["tensors"] == len(written)
+    assert log_probs(export_folder) == pytest.approx(stored_log_probs(saved_runs / "mixture"), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "glm4_moe", "deepseek_v3", "gpt_oss"])
@@ -68,17 +70,17 @@ def test_other_families_are_exported_under_the_names_of_their_files(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """In bfloat16, but for the bias of GLM-4's routers, which is not trained and stays in float32."""
-    out = tmp_path / "out"
-    export(saved_runs / kind, "--out", out, "--json")
-    said = json.loads(capsys.readouterr().out)
-    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / f"{kind}-base"))
+    export_folder = tmp_path / "out"
+    export(saved_runs / kind, "--out", export_folder, "--json")
+    summary = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (export_folder, saved_runs / f"{kind}-base"))
     assert written.keys() == base.keys()
     fixed = {name for name in written if name.endswith("e_score_correction_bias")}
     assert len(fixed) == (0 if kind in ("mixtral", "gpt_oss") else 2)
-    assert engine_keys(str(out)) == {}
+    assert engine_keys(str(export_folder)) == {}
     assert {name for name, tensor in written.items() if tensor.dtype == torch.float32} == fixed
     assert all(torch.equal(written[name], base[name]) for name in fixed)
-    assert said["change"]["moved"] == len(written) - len(fixed)
+    assert summary["change"]["moved"] == len(written) - len(fixed)
 
 
 @pytest.mark.parametrize(("run", "words"), [("hybrid", ()), ("hybrid-lora", ("--merge",))])
@@ -86,16 +88,16 @@ def test_layers_that_predict_several_tokens_are_exported_as_they_were(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str, words: tuple[str, ...]
 ) -> None:
     """transformers does not read them, so they are not trained."""
-    out = tmp_path / "out"
-    export(saved_runs / run, "--out", out, "--json", *words)
-    said = json.loads(capsys.readouterr().out)
-    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / "hybrid-base"))
+    export_folder = tmp_path / "out"
+    export(saved_runs / run, "--out", export_folder, "--json", *words)
+    summary = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (export_folder, saved_runs / "hybrid-base"))
     assert written.keys() == base.keys()
-    kept = {name for name in base if name.startswith("mtp.")}
-    assert len(kept) == 2
-    assert all(torch.equal(written[name], base[name]) for name in kept)
-    assert said["change"]["tensors"] == len(written) - len(kept)
-    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / run), abs=1e-5)
+    untrained = {name for name in base if name.startswith("mtp.")}
+    assert len(untrained) == 2
+    assert all(torch.equal(written[name], base[name]) for name in untrained)
+    assert summary["change"]["tensors"] == len(written) - len(untrained)
+    assert log_probs(export_folder) == pytest.approx(stored_log_probs(saved_runs / run), abs=1e-5)
 
 
 @pytest.mark.long
@@ -130,18 +132,18 @@ def test_the_export_ends_a_response_where_the_run_did(
     save_run(tmp_path / "run", base, *settings, "rollout.stop_token_ids=[9]")
     dist.destroy_process_group()
     export(tmp_path / "run", *words, "--out", tmp_path / "out", "--no-check")
-    found = GenerationConfig.from_pretrained(tmp_path / "out")
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
     user = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<|user|>")
-    assert found.eos_token_id == sorted({eos, user, 9})
-    assert (found.do_sample, found.top_k) == (True, 7)
+    assert generation.eos_token_id == sorted({eos, user, 9})
+    assert (generation.do_sample, generation.top_k) == (True, 7)
 
 
 def test_files_get_the_permissions_that_the_umask_leaves(saved_runs: Path, tmp_path: Path) -> None:
-    before = os.umask(0o027)
+    previous_umask = os.umask(0o027)
     try:
         export(saved_runs / "full", "--out", tmp_path / "out", "--no-check")
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "out").iterdir()} == {0o640}
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
 
@@ -151,11 +153,11 @@ def test_a_large_model_is_written_as_several_files(
 ) -> None:
     small = partial(split_torch_state_dict_into_shards, max_shard_size="300KB")
     monkeypatch.setattr("rlcli.export.exported_weights.split_torch_state_dict_into_shards", small)
-    out = tmp_path / "out"
-    export(saved_runs / "full", "--out", out)
-    assert len(list(out.glob("model-*-of-*.safetensors"))) > 2
-    assert not (out / "model.safetensors").exists()
-    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "full"), abs=1e-5)
+    export_folder = tmp_path / "out"
+    export(saved_runs / "full", "--out", export_folder)
+    assert len(list(export_folder.glob("model-*-of-*.safetensors"))) > 2
+    assert not (export_folder / "model.safetensors").exists()
+    assert log_probs(export_folder) == pytest.approx(stored_log_probs(saved_runs / "full"), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,13 @@ def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
 
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     export(saved_runs / name, "--out", adapter, "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["change"]["tensors"], said["change"]["moved"]) == ("adapter", factors, factors)
-    assert said["log_probs"]["mean"] < 1e-5
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["kind"], summary["change"]["tensors"], summary["change"]["moved"]) == ("adapter", factors, factors)
+    assert summary["log_probs"]["mean"] < 1e-5
     export(saved_runs / name, "--merge", "--out", merged, "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["change"]["moved"]) == ("model", matrices)
-    assert said["log_probs"]["mean"] < 1e-5
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["kind"], summary["change"]["moved"]) == ("model", matrices)
+    assert summary["log_probs"]["mean"] < 1e-5
     assert not (merged / "adapter_config.json").exists()
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
         saved_runs / base
@@ -190,21 +192,21 @@ def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
     assert log_probs(merged) == expected
     with torch.no_grad():
         lm = AutoPeftModelForCausalLM.from_pretrained(adapter).eval()
-        found = lm(input_ids=torch.tensor([PROBE])).logits[0].log_softmax(-1)
-    assert [found[i, token].item() for i, token in enumerate(PROBE[1:])] == expected
+        distributions = lm(input_ids=torch.tensor([PROBE])).logits[0].log_softmax(-1)
+    assert [distributions[i, token].item() for i, token in enumerate(PROBE[1:])] == expected
 
 
 @pytest.mark.parametrize(("name", "words"), [("half", []), ("full", ["--dtype", "bfloat16"])])
 def test_bfloat16_is_kept_or_made(
     saved_runs: Path, name: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    export(saved_runs / name, *words, "--out", out, "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert said["dtype"] == "bfloat16"
-    assert 0 < said["log_probs"]["mean"] < said["log_probs"]["bound"] == 0.15
-    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
-    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    export_folder = tmp_path / "out"
+    export(saved_runs / name, *words, "--out", export_folder, "--json")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["dtype"] == "bfloat16"
+    assert 0 < summary["log_probs"]["mean"] < summary["log_probs"]["bound"] == 0.15
+    assert {tensor.dtype for tensor in load_file(export_folder / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((export_folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_rounding_is_no_change(saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,14 +218,14 @@ def test_rounding_is_no_change(saved_runs: Path, tmp_path: Path, capsys: pytest.
 def test_weights_that_equal_the_base_fail_and_leave_nothing(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    export(saved_runs / "unmoved", "--out", out, expect=1)
-    said = capsys.readouterr().err
-    assert "the exported weights equal the base model's" in said
-    assert "--no-check exports anyway" in said
+    export_folder = tmp_path / "out"
+    export(saved_runs / "unmoved", "--out", export_folder, expect=1)
+    stderr = capsys.readouterr().err
+    assert "the exported weights equal the base model's" in stderr
+    assert "--no-check exports anyway" in stderr
     assert not list(tmp_path.iterdir())
-    export(saved_runs / "unmoved", "--out", out, "--no-check")
-    assert "It was not checked." in (out / "README.md").read_text()
+    export(saved_runs / "unmoved", "--out", export_folder, "--no-check")
+    assert "It was not checked." in (export_folder / "README.md").read_text()
 
 
 def test_a_swapped_tensor_is_seen_in_the_log_probs(
@@ -243,8 +245,8 @@ def test_an_adapter_on_another_base_is_seen_in_the_log_probs(
     for file in ("config.toml", "manifest.json"):  # the base by another name, in a checkpoint that is sound
         path = run / "checkpoints" / "step-000003" / file
         if file == "config.toml":
-            before = path.read_text()
-            path.write_text(before.replace(str(base), str(tmp_path / "other")))
+            original = path.read_text()
+            path.write_text(original.replace(str(base), str(tmp_path / "other")))
         else:
             from rlcli.support.files import described
 
@@ -258,38 +260,38 @@ def test_an_adapter_on_another_base_is_seen_in_the_log_probs(
 def test_a_folder_that_is_there_is_replaced_by_force_alone(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    export(saved_runs / "full", "--step", "2", "--out", out, "--no-check")
-    (out / "mine.txt").write_text("kept")
-    before = {file: file.stat().st_mtime_ns for file in out.iterdir()}
-    export(saved_runs / "full", "--out", out, expect=2)
-    assert f"{out} exists; give another folder with --out" in capsys.readouterr().err
-    assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
-    export(saved_runs / "unmoved", "--out", out, "--force", expect=1)  # a proof that fails costs nothing
-    assert {file: file.stat().st_mtime_ns for file in out.iterdir()} == before
-    export(saved_runs / "full", "--out", out, "--force")
-    assert json.loads((out / "rlcli_export.json").read_text())["step"] == 5
-    assert not (out / "mine.txt").exists()
-    nothing_beside(out)
+    export_folder = tmp_path / "out"
+    export(saved_runs / "full", "--step", "2", "--out", export_folder, "--no-check")
+    (export_folder / "mine.txt").write_text("kept")
+    mtimes = {file: file.stat().st_mtime_ns for file in export_folder.iterdir()}
+    export(saved_runs / "full", "--out", export_folder, expect=2)
+    assert f"{export_folder} exists; give another folder with --out" in capsys.readouterr().err
+    assert {file: file.stat().st_mtime_ns for file in export_folder.iterdir()} == mtimes
+    export(saved_runs / "unmoved", "--out", export_folder, "--force", expect=1)  # a proof that fails costs nothing
+    assert {file: file.stat().st_mtime_ns for file in export_folder.iterdir()} == mtimes
+    export(saved_runs / "full", "--out", export_folder, "--force")
+    assert json.loads((export_folder / "rlcli_export.json").read_text())["step"] == 5
+    assert not (export_folder / "mine.txt").exists()
+    nothing_beside(export_folder)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "run", "model"])
 def test_force_replaces_nothing_but_exports(
     saved_runs: Path, run_of: Any, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "notes"
+    target = tmp_path / "notes"
     if kind == "file":
-        out.write_text("mine")
+        target.write_text("mine")
     elif kind == "model":  # such as the base that the run began with
-        shutil.copytree(saved_runs / "base", out)
+        shutil.copytree(saved_runs / "base", target)
     elif kind == "folder":
-        out.mkdir()
-        (out / "notes.txt").write_text("mine")
+        target.mkdir()
+        (target / "notes.txt").write_text("mine")
     else:
-        out = run_of("full")
-    export(saved_runs / "full", "--out", out, "--force", expect=2)
+        target = run_of("full")
+    export(saved_runs / "full", "--out", target, "--force", expect=2)
     assert "is not an export (it holds no rlcli_export.json) and was not changed" in capsys.readouterr().err
-    assert out.exists()
+    assert target.exists()
 
 
 def test_force_does_not_replace_the_base_that_an_export_is_made_from(
@@ -300,10 +302,10 @@ def test_force_does_not_replace_the_base_that_an_export_is_made_from(
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     save_run(tmp_path / "next", base)
     dist.destroy_process_group()
-    before = (base / "model.safetensors").read_bytes()
+    weights = (base / "model.safetensors").read_bytes()
     export(tmp_path / "next", "--out", base, "--force", expect=2)
     assert "holds the base model that the export reads" in capsys.readouterr().err
-    assert (base / "model.safetensors").read_bytes() == before
+    assert (base / "model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.parametrize("words", [[], ["--critic"]])
@@ -347,7 +349,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_any_work(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["full", "--merge"], "--merge: no adapter to merge"),
         (["full", "--critic"], "--critic: step 5 of full has no critic"),
@@ -360,11 +362,11 @@ def test_a_folder_that_cannot_be_made_is_said_before_any_work(
     ],
 )
 def test_what_cannot_be_exported_is_said_in_one_line(
-    saved_runs: Path, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_runs: Path, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export(saved_runs / words[0], *words[1:], "--out", tmp_path / "out", expect=2)
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert said in errors[0]
+    assert message in errors[0]
     assert not list(tmp_path.iterdir())
 
 
@@ -400,18 +402,18 @@ def test_a_critic_is_exported_where_it_is_asked_for(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    out = tmp_path / "out"
-    export(saved_runs / name, "--critic", "--out", out, "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["log_probs"]) == (kind, None)
-    assert said["change"]["moved"] == said["change"]["tensors"]
+    export_folder = tmp_path / "out"
+    export(saved_runs / name, "--critic", "--out", export_folder, "--json")
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["kind"], summary["log_probs"]) == (kind, None)
+    assert summary["change"]["moved"] == summary["change"]["tensors"]
     auto = AutoModelForSequenceClassification if name == "ppo" else AutoModelForCausalLM
-    lm = auto.from_pretrained(out)
+    lm = auto.from_pretrained(export_folder)
     stored = Stored(saved_runs / name / "checkpoints" / "latest" / "policy", "critic.model.lm.")
     expected = stored.read(stored.shapes)
-    named = dict(lm.named_parameters())
-    assert expected.keys() == named.keys()
-    assert all(torch.equal(expected[key], named[key]) for key in named)
+    parameters = dict(lm.named_parameters())
+    assert expected.keys() == parameters.keys()
+    assert all(torch.equal(expected[key], parameters[key]) for key in parameters)
 
 
 def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ def bytes_in_metadata(checkpoint: Path, marker: Path) -> None:
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     file = checkpoint / "policy" / ".metadata"
-    found = pickle.loads(file.read_bytes())
-    found.state_dict_metadata[next(iter(found.state_dict_metadata))] = BytesStorageMetadata()
-    file.write_bytes(pickle.dumps(found))
+    metadata = pickle.loads(file.read_bytes())
+    metadata.state_dict_metadata[next(iter(metadata.state_dict_metadata))] = BytesStorageMetadata()
+    file.write_bytes(pickle.dumps(metadata))
 
 
 def code_in_shard(checkpoint: Path, marker: Path) -> None:
@@ -142,17 +142,17 @@ MANIFEST_STAYS = ("file outside", "pipe", "pipe as the state")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("change", REFUSED)
 def test_a_changed_file_is_named_and_runs_nothing(
-    run: Path, saved: Path, marker: Path, what: str, command: str, capsys: pytest.CaptureFixture[str]
+    run: Path, saved: Path, marker: Path, change: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = (run / "checkpoints" / "latest").resolve()
-    edit, said = REFUSED[what]
+    edit, message = REFUSED[change]
     edit(checkpoint, marker)
-    if what not in MANIFEST_STAYS:
+    if change not in MANIFEST_STAYS:
         agree(checkpoint)
     code, error = called(capsys, COMMANDS[command], run, saved / "base")
-    assert (code, said in error) == (2, True), error
+    assert (code, message in error) == (2, True), error
     assert "Traceback" not in error
     assert sum("error: " in line for line in error.splitlines()) == 1
     assert not marker.exists()
@@ -174,8 +174,8 @@ def config_of_code(checkpoint: Path, marker: Path) -> None:
         key = line.partition(" ")[0]
         head, tail = text.split(f"[{section}]\n", 1)
         body, *rest = tail.split("\n[", 1)
-        kept = [each for each in body.splitlines() if not each.startswith(f"{key} =")]
-        text = "\n[".join(["\n".join([f"{head}[{section}]", line, *kept]), *rest])
+        other_lines = [each for each in body.splitlines() if not each.startswith(f"{key} =")]
+        text = "\n[".join(["\n".join([f"{head}[{section}]", line, *other_lines]), *rest])
     file.write_text(text)
 
 
@@ -187,12 +187,12 @@ HARMLESS: dict[str, Callable[[Path, Path], None]] = {
 """Export and what is built on it never read them, or use nothing of them that runs."""
 
 
-@pytest.mark.parametrize("what", HARMLESS)
+@pytest.mark.parametrize("change", HARMLESS)
 def test_other_changed_files_run_nothing(
-    run: Path, saved: Path, marker: Path, what: str, capsys: pytest.CaptureFixture[str]
+    run: Path, saved: Path, marker: Path, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = (run / "checkpoints" / "latest").resolve()
-    HARMLESS[what](checkpoint, marker)
+    HARMLESS[change](checkpoint, marker)
     agree(checkpoint)
     code, error = called(capsys, COMMANDS["export"], run, saved / "base")
     assert code == 0, error

@@ -158,8 +158,8 @@ def test_what_is_not_divided_by_rows_comes_in_its_place(results: Any) -> None:
         assert result["mixed"]["names"][:5] == ["all.0", "replicated", "columns", "plain", "all.1"]
         assert all(torch.equal(tensor, plain) for tensor in result["mixed"]["tensors"][1:4])
         assert all(
-            torch.equal(found, wanted)
-            for found, wanted in zip(result["mixed"]["tensors"][4:], expected(torch.float32)[1:], strict=True)
+            torch.equal(actual, wanted)
+            for actual, wanted in zip(result["mixed"]["tensors"][4:], expected(torch.float32)[1:], strict=True)
         )
 
 

@@ -125,7 +125,7 @@ def test_changes_that_do_not_fit_what_is_there_are_reported(lost: list[tuple[str
         synced(model, LastSent(), copy, torch.bfloat16)
         copy.take(lost)
     change(model, 0)
-    copy.take(named for bucket in last.changes(model.named_parameters(), torch.bfloat16) for named in bucket)
+    copy.take(parameter for bucket in last.changes(model.named_parameters(), torch.bfloat16) for parameter in bucket)
     assert "up" in copy.differences(last.sent())
 
 

@@ -56,10 +56,10 @@ def drawn(length: int, count: int = 2, heads: int = 3, seed: int = 0) -> list[Te
 
 
 @pytest.mark.parametrize("length", [1, 5, CHUNK, CHUNK + 1, 3 * CHUNK - 7])
-@pytest.mark.parametrize("begun", [False, True])
-def test_chunks_give_the_recurrence_of_the_paper(length: int, begun: bool) -> None:
+@pytest.mark.parametrize("with_state", [False, True])
+def test_chunks_give_the_recurrence_of_the_paper(length: int, with_state: bool) -> None:
     *inputs, start = drawn(length)
-    tensors = [x.requires_grad_() for x in [*inputs, *([start] if begun else [])]]
+    tensors = [x.requires_grad_() for x in [*inputs, *([start] if with_state else [])]]
     outputs, expected = (rule(*tensors) for rule in (delta_net.chunk_rule, looped))
     weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x) for x in expected]
     for ours, theirs in zip(outputs, expected, strict=True):

@@ -61,10 +61,12 @@ def test_values_and_gradients_equal_a_plain_log_softmax(temperature: float, chun
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_gradcheck_of_each_output(which: int) -> None:
+@pytest.mark.parametrize("output_index", [0, 1])
+def test_gradcheck_of_each_output(output_index: int) -> None:
     hidden, weight, targets = inputs(5, 4, 7, torch.float64)
-    assert torch.autograd.gradcheck(lambda h, w: token_log_probs(h, w, targets, 0.7, 2, True)[which], (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_log_probs(h, w, targets, 0.7, 2, True)[output_index], (hidden, weight)
+    )
 
 
 def test_bfloat16_stays_near_the_exact_value() -> None:

@@ -41,10 +41,10 @@ def adapted(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[Model, Any,
     return model, peft, layer
 
 
-def passed(layer: lora.Linear, x: Tensor, *, own: bool) -> tuple[Tensor, list[Tensor]]:
-    """Output, and the gradients of the input and of both factors. own: of peft's way."""
+def passed(layer: lora.Linear, x: Tensor, *, through_peft: bool) -> tuple[Tensor, list[Tensor]]:
+    """Output, and the gradients of the input and of both factors. through_peft: by the forward of peft."""
     x = x.clone().requires_grad_()
-    y = type(layer).forward(layer, x) if own else layer(x)
+    y = type(layer).forward(layer, x) if through_peft else layer(x)
     layer.zero_grad()
     (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
     gradients = [x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
@@ -58,7 +58,7 @@ def passed(layer: lora.Linear, x: Tensor, *, own: bool) -> tuple[Tensor, list[Te
 def test_a_layer_gives_what_pefts_own_gives_gradients_too(bias: bool, shape: tuple[int, ...]) -> None:
     _, _, layer = adapted(bias)
     x = torch.randn(shape, dtype=torch.float64)
-    (ours, grads), (theirs, expected) = passed(layer, x, own=False), passed(layer, x, own=True)
+    (ours, grads), (theirs, expected) = passed(layer, x, through_peft=False), passed(layer, x, through_peft=True)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads, expected, rtol=1e-12, atol=1e-12)
     base = layer.get_base_layer()

@@ -216,9 +216,9 @@ def test_what_is_learned_after_the_copy_does_not_reach_the_file(
     assert writer.files(wait=True) == writer.files(wait=False)
     load_state(trained(owners), tmp_path / "policy")
     assert_same(whole(owners), expected)
-    own = load_own(tmp_path / "policy", 0)
-    assert own is not None
-    assert torch.equal(own["torch"], random_state["torch"])
+    rank_state = load_own(tmp_path / "policy", 0)
+    assert rank_state is not None
+    assert torch.equal(rank_state["torch"], random_state["torch"])
 
 
 def test_another_save_waits_for_the_one_before(
@@ -268,9 +268,9 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     torch.save(rng_state(), tmp_path / "rank-0.pt")
     expected = draw()
     assert draw() != expected
-    own = load_own(tmp_path, 0)
-    assert own is not None
-    set_rng_state(own)
+    rank_state = load_own(tmp_path, 0)
+    assert rank_state is not None
+    set_rng_state(rank_state)
     assert draw() == expected
     assert load_own(tmp_path, 1) is None
 
@@ -426,10 +426,10 @@ HOSTILE_ARRAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE_ARRAYS)
-def test_waiting_tokens_of_another_kind_are_refused(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", HOSTILE_ARRAYS)
+def test_waiting_tokens_of_another_kind_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "waiting.npz", **HOSTILE_ARRAYS[what])
+    np.savez(tmp_path / "waiting.npz", **HOSTILE_ARRAYS[kind])
     with pytest.raises(CheckpointError, match=r"cannot read .*waiting\.npz"):
         read_waiting(tmp_path / "waiting.npz")
     assert not Path("marker").exists()

@@ -96,13 +96,13 @@ def test_a_packed_copy_of_the_weights_before_is_found(through_kernels: bool) -> 
 
 
 @pytest.mark.parametrize("through_kernels", [True, False])
-@pytest.mark.parametrize("place", [(0, 0), (17, 11), (OUTPUTS - 1, INPUTS - 1)])
+@pytest.mark.parametrize("position", [(0, 0), (17, 11), (OUTPUTS - 1, INPUTS - 1)])
 @pytest.mark.parametrize("bit", [0, 22, 31])
-def test_one_wrong_bit_in_the_packed_copy_is_found(place: tuple[int, int], bit: int, through_kernels: bool) -> None:
+def test_one_wrong_bit_in_the_packed_copy_is_found(position: tuple[int, int], bit: int, through_kernels: bool) -> None:
     weights = {"layer": made(torch.float32)}
     engine, layout = loaded(weights)
     corrupted = weights["layer"].clone()
-    corrupted.view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+    corrupted.view(torch.int32)[position] ^= 1 << bit if bit < 31 else -(1 << 31)
     engine.pack(corrupted)
     report = verified(engine, layout, sent_of(weights), through_kernels=through_kernels)
     assert report.differences == ["layer differs"]

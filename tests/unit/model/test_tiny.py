@@ -99,7 +99,7 @@ def test_weights_depend_on_the_seed_and_leave_the_callers_random_state(tiny: Pat
 
 
 @pytest.mark.parametrize(
-    ("sizes", "named"),
+    ("sizes", "message"),
     [
         ({"hidden": 96}, "--hidden = 96 over 4 heads gives 24 per head.*--hidden 128"),
         ({"hidden": 160}, "--hidden = 160 over 4 heads gives 40 per head.*--hidden 192"),
@@ -107,8 +107,8 @@ def test_weights_depend_on_the_seed_and_leave_the_callers_random_state(tiny: Pat
         ({"kv_heads": 3}, "--kv-heads = 3 does not divide --heads = 4"),
     ],
 )
-def test_sizes_that_no_engine_takes_are_refused(tmp_path: Path, sizes: dict[str, int], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_sizes_that_no_engine_takes_are_refused(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make_tiny_model(tmp_path / "tiny", **sizes)
     assert list(tmp_path.iterdir()) == []
 
@@ -168,13 +168,13 @@ def test_a_tiny_hybrid_is_made(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "named"),
+    ("options", "message"),
     [
         ({"kind": "qwen"}, "--kind = qwen: no tiny model of this kind is made"),
         ({"kind": "qwen3_5", "experts": 4}, "--experts = 4: a qwen3_5 has none"),
         ({"kind": "qwen3_5", "layers": 1}, "--layers = 1: such a model has layers of two kinds"),
     ],
 )
-def test_kinds_that_do_not_fit_are_refused(tmp_path: Path, how: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make_tiny_model(tmp_path / "tiny", **how)
+def test_kinds_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_tiny_model(tmp_path / "tiny", **options)

@@ -86,7 +86,7 @@ def test_a_checkpoints_copy_is_in_pinned_memory_that_stays() -> None:
             offload.forget_copies()
             copies = [offload.copied(weight) for weight in weights]
             assert all(map(gpu.is_pinned, copies))
-            addresses.append([one.data_ptr() for one in copies])
+            addresses.append([tensor.data_ptr() for tensor in copies])
             for copy, weight in zip(copies, weights, strict=True):
                 assert isinstance(weight, OnGpu)
                 assert torch.equal(copy, weight.host)

@@ -414,7 +414,7 @@ def test_countdown_depends_on_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         ({"difficulty": 2}, "--difficulty = 2"),
         ({"difficulty": 7}, "--difficulty = 7"),
@@ -422,8 +422,8 @@ def test_countdown_depends_on_the_seed_alone() -> None:
         ({"test_count": -1}, "--test-count = -1"),
     ],
 )
-def test_countdown_refuses_what_is_out_of_bounds(options: dict[str, int], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_countdown_refuses_what_is_out_of_bounds(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         countdown.read(ConvertOptions(**options))
 
 

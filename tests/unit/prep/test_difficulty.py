@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "samples", "named"),
+    ("text", "samples", "message"),
     [
         ("0.5", 8, "is not LOW:HIGH"),
         ("a:b", 8, "is not LOW:HIGH"),
@@ -37,8 +37,8 @@ def file(tmp_path: Path) -> Path:
         ("0.1:0.9", 1, "keeps nothing"),
     ],
 )
-def test_a_range_that_makes_no_sense_is_refused(text: str, samples: int, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_a_range_that_makes_no_sense_is_refused(text: str, samples: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Keep.parse(text, samples)
 
 

@@ -95,7 +95,7 @@ def test_chartqa_accepts_numbers_within_five_percent(tmp_path: Path) -> None:
         chartqa.prompt(CHART | {"label": ["a", "b"]}, ConvertOptions())
 
 
-@pytest.mark.parametrize(("converter", "row"), HUB, ids=[one.name for one, _ in HUB])
+@pytest.mark.parametrize(("converter", "row"), HUB, ids=[variant.name for variant, _ in HUB])
 def test_rows_with_bad_images_are_left_out_and_counted(tmp_path: Path, converter: Converter, row: dict) -> None:
     name = "images" if "images" in row else "image"
     bad = [stored(BAD)] if name == "images" else stored(BAD)
@@ -144,7 +144,7 @@ def test_an_image_of_a_hub_dataset_lies_in_what_was_downloaded(tmp_path: Path, m
         images._downloads.cache_clear()
 
 
-@pytest.mark.parametrize(("converter", "row"), HUB, ids=[one.name for one, _ in HUB])
+@pytest.mark.parametrize(("converter", "row"), HUB, ids=[variant.name for variant, _ in HUB])
 def test_a_row_without_an_image_is_malformed(converter: Converter, row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="no image in column"):
         converter.prompt({name: value for name, value in row.items() if "image" not in name}, ConvertOptions())
@@ -286,7 +286,7 @@ def test_shapes_are_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"cells": 1}, "--cells = 1"),
         ({"cell": 4}, "--cell = 4"),
@@ -294,8 +294,8 @@ def test_shapes_are_written_and_read(tmp_path: Path) -> None:
         ({"count": 0}, "--count = 0"),
     ],
 )
-def test_options_out_of_bounds_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_options_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         shapes.read(ConvertOptions(**options))
 
 

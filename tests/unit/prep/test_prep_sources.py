@@ -112,14 +112,14 @@ def test_the_names_of_files_say_their_split(tmp_path: Path, names: list[str], sp
             (source / name).write_text(f"name\n{name}\n")
         else:
             write(source / name, [{"name": name}])
-    found = {
+    actual = {
         split: [row["name"] for row in values(rows)]
         for split, rows in read_splits(ConvertOptions(source=str(source)), "").items()
     }
     wanted = {
         split: [name if isinstance(name, str) else names[name] for name in them] for split, them in splits.items()
     }
-    assert found == wanted
+    assert actual == wanted
 
 
 def test_a_part_of_a_dataset_is_the_folder_of_its_name(tmp_path: Path) -> None:

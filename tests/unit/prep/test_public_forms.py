@@ -559,9 +559,9 @@ NAMED = (None, "math", "gsm8k", "exact", "multiple_choice", "code", "countdown")
 @settings(max_examples=300, deadline=None)
 @given(VALUES, VALUES, VALUES, st.sampled_from(NAMED))
 def test_any_value_gives_a_prompt_or_an_error_with_a_fix(
-    asked: Any, answer: Any, options: Any, verifier: str | None
+    question: Any, answer: Any, options: Any, verifier: str | None
 ) -> None:
-    row = {"prompt": asked, "answer": answer, "choices": options, "metadata": answer}
+    row = {"prompt": question, "answer": answer, "choices": options, "metadata": answer}
     refusals: list[DataError] = []
     try:
         converted = prompt(row, verifier)

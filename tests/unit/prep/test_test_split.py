@@ -33,13 +33,13 @@ def question(prompt: Prompt) -> str:
     return " ".join(prompt.messages[-1]["content"].lower().split())
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [("0.1", 9, 10), ("20", 19, 20), ("1", 1, 2), ("0.5", 49, 50)])
-def test_no_prompt_is_in_both_splits(source: Path, size: str, least: int, most: int) -> None:
+@pytest.mark.parametrize(("size", "minimum", "maximum"), [("0.1", 9, 10), ("20", 19, 20), ("1", 1, 2), ("0.5", 49, 50)])
+def test_no_prompt_is_in_both_splits(source: Path, size: str, minimum: int, maximum: int) -> None:
     splits = made(source, "--test-size", size)
     train, test = ({question(prompt) for prompt in splits[name]} for name in ("train", "test"))
     assert not train & test
     assert len(splits["train"]) + len(splits["test"]) == 100
-    assert least <= len(splits["test"]) <= most
+    assert minimum <= len(splits["test"]) <= maximum
     assert {prompt.extra_info["split"] for prompt in splits["test"]} == {"test"}
     assert {prompt.extra_info["split"] for prompt in splits["train"]} == {"train"}
 

@@ -17,12 +17,12 @@ MESSAGES = ({"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(1, 5.0) as made:
-        yield made
+    with ScoringPool(1, 5.0) as scoring_pool:
+        yield scoring_pool
 
 
-def ask(pool: ScoringPool, function: str, completion: str = "", truth: str = "42", **more: Any) -> Verdict:
-    fields: dict[str, Any] = {"prompt": MESSAGES, "data_source": "toy", "extra_info": {"index": 7}} | more
+def ask(pool: ScoringPool, function: str, completion: str = "", truth: str = "42", **overrides: Any) -> Verdict:
+    fields: dict[str, Any] = {"prompt": MESSAGES, "data_source": "toy", "extra_info": {"index": 7}} | overrides
     return pool.submit(f"foreign_rewards:{function}", VerifyRequest(completion, truth, **fields)).result()
 
 
@@ -87,12 +87,12 @@ def test_trls_function_gets_what_its_trainer_passes_and_logs_it(pool: ScoringPoo
     assert said(verdict) == (1.0, Outcome.OK)
     assert verdict.parts == {"log/step": 2.0, "log/share": 0.5}
     assert verdict.extra == {"calls": "1 for 1", "place": "0"}
-    both = pool.submit(
+    combined = pool.submit(
         "foreign_rewards:reward_len + 0.5 * foreign_rewards:unique_in_group", VerifyRequest("x", "1")
     ).result()
-    assert both.parts["log/share"] == 0.5
-    assert both.parts["unique_in_group"] == 1.0
-    assert both.extra["place"] == "0"
+    assert combined.parts["log/share"] == 0.5
+    assert combined.parts["unique_in_group"] == 1.0
+    assert combined.extra["place"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("function", "says", "place"),
+    ("function", "says", "marker"),
     [
         ("no_return", "returned None, expected a list of 1 number", "def no_return"),
         ("text", "returned 'good', expected a list of 1 number", "def text"),
@@ -129,25 +129,25 @@ def line_of(text: str) -> int:
     ],
 )
 def test_a_wrong_result_is_named_with_what_was_expected_and_the_function(
-    pool: ScoringPool, file: Path, function: str, says: str, place: str
+    pool: ScoringPool, file: Path, function: str, says: str, marker: str
 ) -> None:
     verdict = pool.submit(f"{file}:{function}", VerifyRequest(RESPONSE, "42")).result()
     assert verdict.outcome is Outcome.CRASH
-    assert verdict.detail == f"{says} ({file}, line {line_of(place)}, {function}){SHOWN}"
+    assert verdict.detail == f"{says} ({file}, line {line_of(marker)}, {function}){SHOWN}"
 
 
 @pytest.mark.parametrize(
-    ("function", "says", "place"),
+    ("function", "says", "marker"),
     [
         ("on_text", "AttributeError: 'NoneType' object has no attribute 'group'", "re.search("),
         ("on_messages", "KeyError: 'contents'", '["contents"]'),
     ],
 )
 def test_the_error_of_the_shape_that_a_function_reads_is_reported(
-    pool: ScoringPool, file: Path, function: str, says: str, place: str
+    pool: ScoringPool, file: Path, function: str, says: str, marker: str
 ) -> None:
     verdict = pool.submit(f"{file}:{function}", VerifyRequest(RESPONSE, "42")).result()
-    assert verdict.detail.startswith(f"{says} ({file}, line {line_of(place)}, in ")
+    assert verdict.detail.startswith(f"{says} ({file}, line {line_of(marker)}, in ")
     assert verdict.detail.endswith(SHOWN)
 
 

@@ -67,10 +67,10 @@ def test_a_verifier_may_wait_and_compute_longer_than_the_others(file: Path) -> N
 
 
 def test_a_slow_term_of_a_sum_loosens_no_others_deadline(file: Path) -> None:
-    both = f"{file}:waits + {file}:computes + {file}:spins"
+    composition = f"{file}:waits + {file}:computes + {file}:spins"
     with ScoringPool(1, 0.3) as pool:
-        assert ask(pool, both, completion="0", truth="0.5") == (Outcome.OK, "")
-        outcome, detail = ask(pool, both, completion="9", truth="0")
+        assert ask(pool, composition, completion="0", truth="0.5") == (Outcome.OK, "")
+        outcome, detail = ask(pool, composition, completion="9", truth="0")
         assert outcome is Outcome.WRONG
         assert detail.startswith(OVERRAN)
 

@@ -32,7 +32,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize(
-    ("before", "after", "thinking"),
+    ("prefix", "suffix", "thinking"),
     [
         ("<think>maybe ", "? wait …", False),
         ("maybe ", "? wait …", True),
@@ -41,9 +41,9 @@ RIGHT = {
         ("<think>\n", "", True),
     ],
 )
-def test_reasoning_that_is_still_open_is_no_answer(name: str, before: str, after: str, thinking: bool) -> None:
+def test_reasoning_that_is_still_open_is_no_answer(name: str, prefix: str, suffix: str, thinking: bool) -> None:
     verify, right, truth = RIGHT[name]
-    verdict = verify(VerifyRequest(before + right + after, truth, thinking=thinking))
+    verdict = verify(VerifyRequest(prefix + right + suffix, truth, thinking=thinking))
     assert verdict is not None
     assert (verdict.outcome, verdict.score) == (Outcome.NO_ANSWER, 0.0)
     assert "<think> is still open" in verdict.detail
@@ -51,7 +51,7 @@ def test_reasoning_that_is_still_open_is_no_answer(name: str, before: str, after
 
 @pytest.mark.parametrize("name", [name for name in RIGHT if name != "code"])
 @pytest.mark.parametrize(
-    ("before", "thinking"),
+    ("prefix", "thinking"),
     [
         ("", False),
         ("<think>so</think>\n", False),
@@ -62,9 +62,9 @@ def test_reasoning_that_is_still_open_is_no_answer(name: str, before: str, after
         ("<think>a <think> b </think> c</think>\n", False),
     ],
 )
-def test_what_follows_the_reasoning_is_the_answer(name: str, before: str, thinking: bool) -> None:
+def test_what_follows_the_reasoning_is_the_answer(name: str, prefix: str, thinking: bool) -> None:
     verify, right, truth = RIGHT[name]
-    verdict = verify(VerifyRequest(before + right, truth, thinking=thinking))
+    verdict = verify(VerifyRequest(prefix + right, truth, thinking=thinking))
     assert verdict is not None
     assert verdict.outcome is Outcome.OK
 

@@ -82,16 +82,16 @@ def test_a_mark_of_utf8_is_no_part_of_the_first_row(tmp_path: Path) -> None:
 
 def test_further_fields_are_columns_for_the_verifier(tmp_path: Path) -> None:
     row = {**ROW, "answer": 4, "level": "a", "extra_info": {"level": "b"}}
-    (found,) = RowFile(write(tmp_path / "rows.jsonl", json.dumps(row).encode()))
-    assert found.fields == row
-    assert found.request.extra_info == {"answer": 4, "level": "b"}
+    (parsed,) = RowFile(write(tmp_path / "rows.jsonl", json.dumps(row).encode()))
+    assert parsed.fields == row
+    assert parsed.request.extra_info == {"answer": 4, "level": "b"}
 
 
 def test_rows_of_one_prompt_in_a_row_are_a_group_of_trls_function() -> None:
-    asked = [("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("", "4"), ("", "5"), ("a", "6"), ("a", "7")]
+    pairs = [("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("", "4"), ("", "5"), ("a", "6"), ("a", "7")]
     rows = [
         Row({}, VerifyRequest(completion, "4", ({"role": "user", "content": prompt},) if prompt else ()))
-        for prompt, completion in asked
+        for prompt, completion in pairs
     ]
     assert [len(group) for group in _groups(rows)] == [3, 1, 1, 1, 2]
     verifier = "foreign_rewards:unique_in_group"

@@ -29,9 +29,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     marks = f"open({str(tmp_path / 'imported')!r}, 'w')\n"
     (tmp_path / "chess_plugin" / "__init__.py").write_text(marks)
 
-    def publish(source: str, place: str = "chess_plugin.rules:verify") -> None:
+    def publish(source: str, target: str = "chess_plugin.rules:verify") -> None:
         (tmp_path / "chess_plugin" / "rules.py").write_text(source + marks)
-        entry = EntryPoint("chess", place, VERIFIERS.group)
+        entry = EntryPoint("chess", target, VERIFIERS.group)
         monkeypatch.setattr(VERIFIERS, "_published", {**VERIFIERS._published, "chess": entry})
 
     row_options.cache_clear()
@@ -108,8 +108,8 @@ def test_every_option_that_a_built_in_verifier_declares_exists() -> None:
 
 
 def test_rows_may_name_every_verifier_that_a_converter_writes() -> None:
-    named = [CONVERTERS.get(name).verifier for name in CONVERTERS.names() if "rlcli" in CONVERTERS.origin(name)]
-    styles = [verifier for verifier in named if not verifier.startswith("--")]
+    verifiers = [CONVERTERS.get(name).verifier for name in CONVERTERS.names() if "rlcli" in CONVERTERS.origin(name)]
+    styles = [verifier for verifier in verifiers if not verifier.startswith("--")]
     assert len(styles) > 15
     for style in styles:
         assert of_row(EVERY_ROW, style) == parse(style)

@@ -22,13 +22,13 @@ NAME = "foreign_rewards:"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(1, DEADLINE_S) as made:
-        yield made
+    with ScoringPool(1, DEADLINE_S) as scoring_pool:
+        yield scoring_pool
 
 
 def ask_all(pool: ScoringPool, verifier: str, completions: list[str], truth: str = "42") -> list[Verdict]:
-    asked = [pool.submit(verifier, VerifyRequest(completion, truth)) for completion in completions]
-    return [future.result() for future in asked]
+    futures = [pool.submit(verifier, VerifyRequest(completion, truth)) for completion in completions]
+    return [future.result() for future in futures]
 
 
 def ask(pool: ScoringPool, verifier: str, completion: str = "", truth: str = "42") -> Verdict:
@@ -44,8 +44,8 @@ def test_a_batch_verifier_gets_what_is_queued_up_to_its_share(pool: ScoringPool)
 
 
 def test_a_batch_verifier_may_pass_rows_and_may_await(pool: ScoringPool) -> None:
-    one, other, third = ask_all(pool, f"{NAME}batch", ["right", "pass", "right"])
-    assert (one.score, other.score, third.score) == (1.0, 0.0, 1.0)
+    first, other, third = ask_all(pool, f"{NAME}batch", ["right", "pass", "right"])
+    assert (first.score, other.score, third.score) == (1.0, 0.0, 1.0)
     assert other.outcome is Outcome.NO_ANSWER
     assert ask(pool, f"{NAME}batch_awaited").score == 1.0
 
@@ -131,17 +131,17 @@ raising = False
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def plugin_folder(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "beside.py").write_text("HALF = 0.5")
     return tmp_path
 
 
-def test_a_function_in_a_file_is_a_verifier(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(own)
+def test_a_function_in_a_file_is_a_verifier(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plugin_folder)
     with ScoringPool(1, DEADLINE_S, ["own.py:reward(bonus=1)"]) as pool:
         assert ask(pool, "own.py:reward(bonus=1)", "it is 42").score == 1.5
-        assert ask(pool, f"gsm8k + {own}/own.py:reward", "#### 42").parts == {"gsm8k": 1.0, "reward": 0.5}
+        assert ask(pool, f"gsm8k + {plugin_folder}/own.py:reward", "#### 42").parts == {"gsm8k": 1.0, "reward": 0.5}
         with pytest.raises(VerifierError, match=r"own\.py has no 'rewards'; did you mean reward\?"):
             ask(pool, "own.py:rewards")
         with pytest.raises(ConfigError, match="there is no file"):
@@ -167,8 +167,8 @@ def test_asyncio_may_await_batches(pool: ScoringPool) -> None:
 
 
 def test_close_cancels_what_waits_for_a_batch() -> None:
-    with ScoringPool(1, 60.0, [f"{NAME}batch"]) as made:
-        futures = [made.submit(f"{NAME}batch", VerifyRequest("hang", "")) for _ in range(3 * AT_ONCE)]
+    with ScoringPool(1, 60.0, [f"{NAME}batch"]) as pool:
+        futures = [pool.submit(f"{NAME}batch", VerifyRequest("hang", "")) for _ in range(3 * AT_ONCE)]
         time.sleep(0.1)
     assert all(future.cancelled() or future.exception() for future in futures)
 
@@ -186,8 +186,8 @@ def test_a_group_is_verified_in_one_call_however_large_it_is(pool: ScoringPool) 
 
 def test_a_call_holds_whole_groups(pool: ScoringPool) -> None:
     ask(pool, f"{NAME}awaited", "warm")
-    asked = [group(pool, [f"{truth}:{place}" for place in range(5)], str(truth)) for truth in range(20)]
-    calls = {future.result().extra["calls"].partition(" for ")[0] for futures in asked for future in futures}
+    groups = [group(pool, [f"{truth}:{index}" for index in range(5)], str(truth)) for truth in range(20)]
+    calls = {future.result().extra["calls"].partition(" for ")[0] for futures in groups for future in futures}
     assert {int(count) % 5 for count in calls} == {0}
     assert max(map(int, calls)) <= AT_ONCE
     assert f"{NAME}unique_in_group" in pool.grouped
@@ -197,7 +197,7 @@ def test_a_call_holds_whole_groups(pool: ScoringPool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("bad", "crashes"), [("raise", [True] * 3), ("nan among", [True, False, False])])
 def test_a_group_that_fails_is_tried_again_as_a_whole(pool: ScoringPool, bad: str, crashes: list[bool]) -> None:
-    before, failing, after = (group(pool, [first, "b", "c"]) for first in ("a", bad, "d"))
+    previous, failing, following = (group(pool, [first, "b", "c"]) for first in ("a", bad, "d"))
     verdicts = [future.result() for future in failing]
     assert [verdict.outcome is Outcome.CRASH for verdict in verdicts] == crashes
-    assert {future.result().score for future in (*before, *after)} == {1.0}
+    assert {future.result().score for future in (*previous, *following)} == {1.0}

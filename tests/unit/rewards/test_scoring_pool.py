@@ -46,8 +46,8 @@ def _registered() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scoring(_registered: None) -> Iterator[ScoringPool]:
-    with ScoringPool(2, DEADLINE_S, ["misbehave"]) as made:
-        yield made
+    with ScoringPool(2, DEADLINE_S, ["misbehave"]) as pool:
+        yield pool
 
 
 def ask(scoring: ScoringPool, deed: str, ground_truth: str = "") -> Future[Verdict]:
@@ -92,38 +92,43 @@ def test_what_uses_up_its_cpu_time_twice_is_wrong(scoring: ScoringPool, deed: st
 
 
 def test_waiting_uses_no_cpu_time_and_changes_no_verdict() -> None:
-    with ScoringPool(1, 0.05, ["misbehave"]) as one:
-        assert ask(one, "sleep").result().outcome is Outcome.OK
+    with ScoringPool(1, 0.05, ["misbehave"]) as pool:
+        assert ask(pool, "sleep").result().outcome is Outcome.OK
 
 
 @pytest.mark.long
 def test_a_verifier_that_always_sleeps_does_not_hold_the_step() -> None:
-    with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as one:
-        said = [ask(one, deed).result() for deed in ("sleep long", "sleep long", "sleep", "sleep long")]
-    assert [verdict.detail for verdict in said] == ["killed after 1 s", "killed after 0.5 s", "", "killed after 1 s"]
-    assert said[2].outcome == Outcome.OK
+    with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as pool:
+        verdicts = [ask(pool, deed).result() for deed in ("sleep long", "sleep long", "sleep", "sleep long")]
+    assert [verdict.detail for verdict in verdicts] == [
+        "killed after 1 s",
+        "killed after 0.5 s",
+        "",
+        "killed after 1 s",
+    ]
+    assert verdicts[2].outcome == Outcome.OK
 
 
 def test_what_sleeps_is_ended_by_the_clock_and_not_wrong() -> None:
-    with ScoringPool(1, 5.0, ["misbehave"], wall_s=0.3) as one:
-        verdict = ask(one, "sleep long").result()
+    with ScoringPool(1, 5.0, ["misbehave"], wall_s=0.3) as pool:
+        verdict = ask(pool, "sleep long").result()
     assert (verdict.score, verdict.outcome) == (0.0, Outcome.TIMEOUT)
     assert verdict.detail == "killed after 0.3 s"
 
 
 @pytest.mark.parametrize("deed", ["sleep long", "hang", "raise", "exit", "memory", "own crash"])
 def test_what_fails_once_is_verified_again_in_a_fresh_process(deed: str, tmp_path: Path) -> None:
-    with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as one:
-        verdict = ask(one, f"once:{deed}", str(tmp_path / "pid")).result()
+    with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as pool:
+        verdict = ask(pool, f"once:{deed}", str(tmp_path / "pid")).result()
         assert (verdict.score, verdict.outcome) == (1.0, Outcome.OK), verdict
         assert verdict.answer != (tmp_path / "pid").read_text()
         # The process that was asked again is asked on.
-        assert ast.literal_eval(ask(one, "surroundings").result().answer or "")["pid"] == int(verdict.answer or "")
+        assert ast.literal_eval(ask(pool, "surroundings").result().answer or "")["pid"] == int(verdict.answer or "")
 
 
 def test_an_overrun_and_a_crash_are_not_two_overruns(tmp_path: Path) -> None:
-    with ScoringPool(1, 0.2, ["misbehave"]) as one:
-        assert ask(one, "hang then raise", str(tmp_path / "asked")).result().outcome is Outcome.CRASH
+    with ScoringPool(1, 0.2, ["misbehave"]) as pool:
+        assert ask(pool, "hang then raise", str(tmp_path / "asked")).result().outcome is Outcome.CRASH
 
 
 @pytest.mark.parametrize(
@@ -152,8 +157,8 @@ def test_a_verifier_that_fails_is_a_crash_with_its_reason(scoring: ScoringPool, 
 def test_a_storm_of_failures_spares_the_rest() -> None:
     bad = ["hang", *["exit", "segfault", "raise"] * 4] * 6
     with ScoringPool(2, 0.3, ["misbehave"]) as small:
-        asked = [(deed, ask(small, deed), ask(small, f"right:{i}")) for i, deed in enumerate(bad)]
-        for i, (deed, worse, better) in enumerate(asked):
+        futures = [(deed, ask(small, deed), ask(small, f"right:{i}")) for i, deed in enumerate(bad)]
+        for i, (deed, worse, better) in enumerate(futures):
             assert worse.result().outcome is (Outcome.WRONG if deed == "hang" else Outcome.CRASH)
             assert better.result().answer == f"right:{i}"
         assert ask(small, "right").result().score == 1.0
@@ -161,35 +166,35 @@ def test_a_storm_of_failures_spares_the_rest() -> None:
 
 @pytest.mark.long
 def test_a_killed_worker_is_replaced_by_a_fork_that_need_not_import_again() -> None:
-    with ScoringPool(1, 5.0, ["math", "misbehave"]) as one:
-        crashes = [ask(one, "exit") for _ in range(10)]
+    with ScoringPool(1, 5.0, ["math", "misbehave"]) as pool:
+        crashes = [ask(pool, "exit") for _ in range(10)]
         assert all(crash.result().outcome is Outcome.CRASH for crash in crashes)
-        assert one.submit("math", VerifyRequest(r"\boxed{\frac{x}{2}}", "0.5x")).result().score == 1.0
-        fork_server = psutil.Process(one._fork_server._process.pid)
+        assert pool.submit("math", VerifyRequest(r"\boxed{\frac{x}{2}}", "0.5x")).result().score == 1.0
+        fork_server = psutil.Process(pool._fork_server._process.pid)
         (worker,) = fork_server.children()
-        imports, own = fork_server.cpu_times(), worker.cpu_times()
-        assert own.user + own.system < (imports.user + imports.system) / 2
-        assert ast.literal_eval(ask(one, "surroundings").result().answer or "")["threads"] == 1
+        imports, worker_cpu = fork_server.cpu_times(), worker.cpu_times()
+        assert worker_cpu.user + worker_cpu.system < (imports.user + imports.system) / 2
+        assert ast.literal_eval(ask(pool, "surroundings").result().answer or "")["threads"] == 1
 
 
 def test_the_deadline_counts_from_the_start_not_from_submit() -> None:
-    with ScoringPool(1, 5.0, ["misbehave"], wall_s=1.0) as one:
-        verdicts = [future.result() for future in [ask(one, "sleep") for _ in range(6)]]
+    with ScoringPool(1, 5.0, ["misbehave"], wall_s=1.0) as pool:
+        verdicts = [future.result() for future in [ask(pool, "sleep") for _ in range(6)]]
     assert [verdict.outcome for verdict in verdicts] == [Outcome.OK] * 6
 
 
 def test_a_worker_that_died_idle_costs_nobody_a_verdict() -> None:
-    with ScoringPool(1, 5.0, ["misbehave"]) as one:
-        pid = ast.literal_eval(ask(one, "surroundings").result().answer or "")["pid"]
+    with ScoringPool(1, 5.0, ["misbehave"]) as pool:
+        pid = ast.literal_eval(ask(pool, "surroundings").result().answer or "")["pid"]
         os.kill(pid, signal.SIGKILL)
         assert until(lambda: not alive(pid))
-        assert ask(one, "right").result().score == 1.0
+        assert ask(pool, "right").result().score == 1.0
 
 
 def test_a_verifier_that_forks_gives_nobody_anothers_verdict() -> None:
-    with ScoringPool(1, DEADLINE_S, ["misbehave"]) as one:
-        asked = [ask(one, f"fork:{number}") for number in range(8)]
-        assert [future.result().answer for future in asked] == [f"fork:{number}" for number in range(8)]
+    with ScoringPool(1, DEADLINE_S, ["misbehave"]) as pool:
+        futures = [ask(pool, f"fork:{number}") for number in range(8)]
+        assert [future.result().answer for future in futures] == [f"fork:{number}" for number in range(8)]
 
 
 def test_a_verdict_that_says_it_crashed_is_the_whole_sums(scoring: ScoringPool) -> None:
@@ -208,14 +213,14 @@ def test_a_pool_starts_in_an_owner_with_more_than_1024_open_files() -> None:
         with ScoringPool(1, DEADLINE_S, ["misbehave"]) as many:
             assert ask(many, "right").result().outcome is Outcome.OK
     finally:
-        for one in opened:
-            os.close(one)
+        for descriptor in opened:
+            os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_children_of_a_killed_verifier_die_with_it(tmp_path: Path) -> None:
-    with ScoringPool(1, 5.0, ["misbehave"], wall_s=0.5) as one:
-        assert ask(one, "child", str(tmp_path / "pid")).result().outcome is Outcome.TIMEOUT
+    with ScoringPool(1, 5.0, ["misbehave"], wall_s=0.5) as pool:
+        assert ask(pool, "child", str(tmp_path / "pid")).result().outcome is Outcome.TIMEOUT
     pid = int((tmp_path / "pid").read_text())
     assert until(lambda: not alive(pid))
 
@@ -270,10 +275,10 @@ def test_a_broken_pool_gives_errors_not_zeros(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_verification_killed_from_outside_is_done_once_more(tmp_path: Path) -> None:
-    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+    with ScoringPool(1, 5.0, ["misbehave"]) as pool:
         for times, outcome in ((1, Outcome.OK), (3, Outcome.CRASH)):
             file = tmp_path / f"pid {times}"
-            slow = ask(one, "sleep and say pid", str(file))
+            slow = ask(pool, "sleep and say pid", str(file))
             for _ in range(times):
                 assert until(file.exists)
                 pid = int(file.read_text())
@@ -283,56 +288,56 @@ def test_a_verification_killed_from_outside_is_done_once_more(tmp_path: Path) ->
             assert verdict.outcome is outcome, verdict
             assert (verdict.score == 1.0) == (times == 1)
         assert "signal 9" in verdict.detail
-        assert ask(one, "right").result().score == 1.0
+        assert ask(pool, "right").result().score == 1.0
 
 
 @pytest.mark.long
 def test_large_test_cases_are_sent_once_to_each_process() -> None:
     cases, responses = "7" * (5 << 20), 512
-    with ScoringPool(2, 5.0, ["misbehave"]) as made:
-        asked = [ask(made, f"right:{number}", cases) for number in range(responses)]
-        waiting = [job for line in made._lines.values() for job in list(line.jobs)]
+    with ScoringPool(2, 5.0, ["misbehave"]) as pool:
+        futures = [ask(pool, f"right:{number}", cases) for number in range(responses)]
+        waiting = [job for line in pool._lines.values() for job in list(line.jobs)]
         assert len({id(job.source) for job in waiting}) <= 1  # one source, however many responses wait
         assert all(len(job.response) < 1000 for job in waiting)
-        assert [future.result().answer for future in asked] == [f"right:{number}" for number in range(responses)]
-        assert made.bytes_sent < 2 * len(cases) + 1000 * responses
+        assert [future.result().answer for future in futures] == [f"right:{number}" for number in range(responses)]
+        assert pool.bytes_sent < 2 * len(cases) + 1000 * responses
         # A fresh process holds nothing of it.
-        assert ask(made, "exit", cases).result().outcome is Outcome.CRASH
-        assert ask(made, "right", cases).result().score == 1.0
+        assert ask(pool, "exit", cases).result().outcome is Outcome.CRASH
+        assert ask(pool, "right", cases).result().score == 1.0
 
 
 def test_a_process_forgets_the_sources_that_were_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcli.rewards.processes.scoring_worker.SourceCache", lambda: SourceCache(max_bytes=3000))
-    with ScoringPool(1, 5.0, ["gsm8k"]) as one:
+    with ScoringPool(1, 5.0, ["gsm8k"]) as pool:
 
         def sent(number: int) -> int:
-            before = one.bytes_sent
+            sent_before = pool.bytes_sent
             truth = f"{'x' * 1000} #### {number}"
-            assert one.submit("gsm8k", VerifyRequest(f"#### {number}", truth)).result().score == 1.0
-            return int(one.bytes_sent - before > 1000)
+            assert pool.submit("gsm8k", VerifyRequest(f"#### {number}", truth)).result().score == 1.0
+            return int(pool.bytes_sent - sent_before > 1000)
 
         assert [sent(number) for number in (1, 2, 1, 2, 3, 4, 3, 1, 1)] == [1, 1, 0, 0, 1, 1, 0, 1, 0]
 
 
 def test_a_verifiers_change_to_a_row_lasts_for_that_verification_alone() -> None:
-    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+    with ScoringPool(1, 5.0, ["misbehave"]) as pool:
         info = {"left": [1, 2]}
-        asked = [one.submit("misbehave", VerifyRequest("pop", "", extra_info=info)) for _ in range(3)]
-        assert [future.result().answer for future in asked] == ["2"] * 3
+        futures = [pool.submit("misbehave", VerifyRequest("pop", "", extra_info=info)) for _ in range(3)]
+        assert [future.result().answer for future in futures] == ["2"] * 3
 
 
 def test_what_verifiers_print_goes_to_a_file_of_bounded_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "verifiers.log"
-    with ScoringPool(1, 20.0, ["misbehave"], log=log) as one:
-        assert ask(one, "print").result().score == 1.0
+    with ScoringPool(1, 20.0, ["misbehave"], log=log) as pool:
+        assert ask(pool, "print").result().score == 1.0
         assert until(lambda: log.exists() and log.read_text() == "noise\n")
-        assert ask(one, "flood").result().score == 1.0
+        assert ask(pool, "flood").result().score == 1.0
     assert until(lambda: "dropped" in log.read_text()[-100:])
     assert log.stat().st_size < LOG_BYTES + 100
-    with ScoringPool(1, 20.0, ["misbehave"]) as one:
-        assert ask(one, "flood").result().score == 1.0
-    out, err = capfd.readouterr()
-    assert out == ""
+    with ScoringPool(1, 20.0, ["misbehave"]) as pool:
+        assert ask(pool, "flood").result().score == 1.0
+    stdout, err = capfd.readouterr()
+    assert stdout == ""
     assert len(err) < 2 * TERMINAL_BYTES
     assert err.endswith("is dropped\n")
 
@@ -346,13 +351,13 @@ def test_a_verifier_that_kills_its_own_process_is_a_crash(scoring: ScoringPool) 
     assert verdict.outcome is Outcome.CRASH
 
 
-def verifications(made: ScoringPool, count: int) -> list[Future[Verdict]]:
+def verifications(pool: ScoringPool, count: int) -> list[Future[Verdict]]:
     """Of several kinds and lengths, in two lines."""
 
     def one(i: int) -> Future[Verdict]:
         if i % 2:
-            return made.submit("gsm8k", VerifyRequest(f"#### {i}", str(i - i % 3)))
-        return ask(made, "exit" if i % 200 == 100 else "raise" if i % 200 == 10 else f"slow:{i}")
+            return pool.submit("gsm8k", VerifyRequest(f"#### {i}", str(i - i % 3)))
+        return ask(pool, "exit" if i % 200 == 100 else "raise" if i % 200 == 10 else f"slow:{i}")
 
     return [one(i) for i in range(count)]
 
@@ -363,12 +368,12 @@ class Redoing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slots: set[int] = set()
-        once, asked = ScoringWorker._once, dict[int, Any]()
+        once, attempted = ScoringWorker._once, dict[int, Any]()
 
         def spied(worker: ScoringWorker, line: Any, jobs: Any) -> Any:
-            if asked.get(worker.slot) is jobs:
+            if attempted.get(worker.slot) is jobs:
                 self.slots.add(worker.slot)
-            asked[worker.slot] = jobs
+            attempted[worker.slot] = jobs
             try:
                 return once(worker, line, jobs)
             finally:
@@ -382,15 +387,15 @@ def test_processes_killed_at_random_under_load_cost_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random, kills, redoing = Random(0), Counter[str](), Redoing(monkeypatch)
-    with ScoringPool(2, 5.0, ["misbehave", "gsm8k"]) as made:
-        undisturbed = [replace(future.result(), latency_s=0.0) for future in verifications(made, 1000)]
-        futures = verifications(made, 1000)
+    with ScoringPool(2, 5.0, ["misbehave", "gsm8k"]) as pool:
+        undisturbed = [replace(future.result(), latency_s=0.0) for future in verifications(pool, 1000)]
+        futures = verifications(pool, 1000)
         # By our own clock: the system's time of a process's birth is up to a second off.
         seen: dict[int, float] = {}
         while not all(future.done() for future in futures):
             time.sleep(random.uniform(0.0, 0.05))
             with contextlib.suppress(psutil.NoSuchProcess):
-                fork_server = psutil.Process(made._fork_server._process.pid)
+                fork_server = psutil.Process(pool._fork_server._process.pid)
                 workers = fork_server.children()
                 youngest = max(seen.setdefault(worker.pid, time.monotonic()) for worker in [fork_server, *workers])
                 if len(workers) == 2 and time.monotonic() - youngest > 0.1 and not redoing.slots:
@@ -407,22 +412,22 @@ def test_processes_killed_at_random_under_load_cost_no_verdict(
 
 
 def test_close_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
-    made = ScoringPool(1, 60.0, ["misbehave"])
-    futures = [ask(made, "say pid", str(tmp_path / "pid")), ask(made, "right")]
+    pool = ScoringPool(1, 60.0, ["misbehave"])
+    futures = [ask(pool, "say pid", str(tmp_path / "pid")), ask(pool, "right")]
     assert until((tmp_path / "pid").exists)
-    made.close()
-    made.close()
+    pool.close()
+    pool.close()
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(timeout=1)
     assert not alive(int((tmp_path / "pid").read_text()))
     with pytest.raises(VerifierError, match="closed"):
-        ask(made, "right")
+        ask(pool, "right")
 
 
 def test_a_cancelled_request_is_skipped() -> None:
-    with ScoringPool(1, 5.0, ["misbehave"]) as one:
-        first, second, third = ask(one, "sleep"), ask(one, "hang"), ask(one, "right")
+    with ScoringPool(1, 5.0, ["misbehave"]) as pool:
+        first, second, third = ask(pool, "sleep"), ask(pool, "hang"), ask(pool, "right")
         assert second.cancel()
         assert [first.result().score, third.result().score] == [1.0, 1.0]
 

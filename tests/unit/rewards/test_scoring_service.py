@@ -65,18 +65,18 @@ def prompt(truth: str, verifier: str = "gsm8k", **extra: object) -> Prompt:
     return Prompt("toy:0", ({"role": "user", "content": "?"},), "toy", "", verifier, truth, extra)
 
 
-def ask(client: ScoringClient, number: int, of: Prompt | None = None) -> Future[Scored]:
+def ask(client: ScoringClient, number: int, source: Prompt | None = None) -> Future[Scored]:
     ids = [WORDS.index(word) for word in f"####{number}"] + [EOS]
-    return client.submit(of or prompt("42"), array("i", ids).tobytes(), 1, {"finish_reason": "stop"})
+    return client.submit(source or prompt("42"), array("i", ids).tobytes(), 1, {"finish_reason": "stop"})
 
 
 def services(folder: Path) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if str(folder) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 @pytest.mark.long
@@ -86,20 +86,20 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
         client.wait_ready()
     [process] = services(folder)
     scored = [ask(client, number).result() for client in clients for number in (42, 41)]
-    assert [one.text for one in scored] == ["####42", "####41"] * 2
-    assert [one.verdict.outcome for one in scored] == [Outcome.OK, Outcome.WRONG] * 2
+    assert [result.text for result in scored] == ["####42", "####41"] * 2
+    assert [result.verdict.outcome for result in scored] == [Outcome.OK, Outcome.WRONG] * 2
     assert scored[0].verdict.answer == "42"
     tokens = array("i", [4, 2]).tobytes()
-    told = (
+    reply = (
         clients[0]
         .submit(prompt("", "bad_verifiers:how"), tokens, 0, {"finish_reason": "length", "thinking": True})
         .result()
     )
-    assert told.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
+    assert reply.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
     rivals = [(tokens, 0), (tokens, 1)]
-    told = clients[0].submit(prompt("", "bad_verifiers:ranked(rivals=2)"), tokens, 0, {"rivals": rivals}).result()
+    reply = clients[0].submit(prompt("", "bad_verifiers:ranked(rivals=2)"), tokens, 0, {"rivals": rivals}).result()
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in ([4, 2], [4])]
-    assert (told.verdict.score, told.verdict.answer) == (2.0, repr(texts))
+    assert (reply.verdict.score, reply.verdict.answer) == (2.0, repr(texts))
     clients[0].close()
     assert ask(clients[1], 42).result().verdict.score == 1.0
     with pytest.raises(VerifierError, match="closed"):
@@ -107,9 +107,9 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
     clients[1].close()
     psutil.wait_procs([process], 30.0)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    again = ScoringClient(settings(), folder, tokenizer)
-    assert ask(again, 42).result().verdict.score == 1.0
-    again.close()
+    restarted = ScoringClient(settings(), folder, tokenizer)
+    assert ask(restarted, 42).result().verdict.score == 1.0
+    restarted.close()
 
 
 @pytest.mark.long
@@ -117,12 +117,12 @@ def test_a_killed_service_is_replaced_and_no_verdict_lost(folder: Path, tokenize
     slow = prompt("42", "bad_verifiers:misbehave_slowly")
     clients = [ScoringClient(settings(), folder, tokenizer) for _ in range(2)]
     for _ in range(2):
-        asked = [(number, ask(client, number, slow)) for number in range(40) for client in clients]
-        asked[0][1].result()
+        pending = [(number, ask(client, number, slow)) for number in range(40) for client in clients]
+        pending[0][1].result()
         [process] = services(folder)
         children = process.children(recursive=True)
         process.kill()
-        assert [scored.result().text for _, scored in asked] == [f"####{number}" for number, _ in asked]
+        assert [scored.result().text for _, scored in pending] == [f"####{number}" for number, _ in pending]
         assert psutil.wait_procs(children, 10.0)[1] == []
     for client in clients:
         client.close()
@@ -131,8 +131,8 @@ def test_a_killed_service_is_replaced_and_no_verdict_lost(folder: Path, tokenize
 def test_a_row_is_sent_once_for_all_its_responses(folder: Path, tokenizer: Any) -> None:
     row = prompt("42", cases="7" * (5 << 20))
     client = ScoringClient(settings(), folder, tokenizer)
-    asked = [ask(client, 42, row) for _ in range(512)]
-    assert {future.result().verdict.score for future in asked} == {1.0}
+    futures = [ask(client, 42, row) for _ in range(512)]
+    assert {future.result().verdict.score for future in futures} == {1.0}
     assert client.bytes_sent < (5 << 20) + 512 * 1000
     client.close()
 
@@ -152,8 +152,8 @@ def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path
     with pytest.raises(VerifierError, match="died 4 times before it gave a verdict"):
         client.wait_ready()
     client.close()
-    for left in folder.iterdir():
-        left.unlink()
+    for leftover in folder.iterdir():
+        leftover.unlink()
     folder.rmdir()
 
 
@@ -161,10 +161,10 @@ def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path
 def test_what_waits_is_cancelled_where_the_client_hangs_up(folder: Path, tokenizer: Any) -> None:
     client = ScoringClient(settings(), folder, tokenizer)
     client.wait_ready()
-    asked = [ask(client, 42, prompt("", "bad_verifiers:misbehave_slowly")) for _ in range(200)]
+    futures = [ask(client, 42, prompt("", "bad_verifiers:misbehave_slowly")) for _ in range(200)]
     client.close()
     with pytest.raises(CancelledError):
-        asked[-1].result(1.0)
+        futures[-1].result(1.0)
 
 
 @pytest.mark.long
@@ -174,8 +174,8 @@ def test_a_source_that_was_evicted_is_sent_again(folder: Path, monkeypatch: pyte
     with socket.socket(socket.AF_UNIX) as listener, ScoringPool(1, 5.0, ["gsm8k"]) as pool:
         listener.bind(str(folder / "socket"))
         listener.listen()
-        here = scoring_service.Service(listener, folder, pool, lambda ids: "".join(WORDS[number] for number in ids))
-        serving = threading.Thread(target=here.serve)
+        service = scoring_service.Service(listener, folder, pool, lambda ids: "".join(WORDS[number] for number in ids))
+        serving = threading.Thread(target=service.serve)
         serving.start()
         client = ScoringClient(settings(), folder, tokenizer)
         rows = [prompt(f"{'x' * 1000} #### {number}") for number in range(5)]
@@ -198,7 +198,7 @@ def test_the_tokenizer_is_handed_on_where_its_library_decodes_alike(tokenizer: A
     assert decoded == tokenizer.decode(ids, skip_special_tokens=True) == "123"
 
     class Own(PreTrainedTokenizerFast):  # type: ignore[misc]
-        def _decode(self, *given: Any, **how: Any) -> str:
+        def _decode(self, *args: Any, **kwargs: Any) -> str:
             return "own"
 
     backend = tokenizer.backend_tokenizer
@@ -226,9 +226,9 @@ def test_a_group_is_one_call_of_its_verifier(folder: Path, tokenizer: Any) -> No
     assert client.grouped == {verifier}
     frames = [(array("i", [number]).tobytes(), 0, {"finish_reason": "stop", "step": 8}) for number in (1, 2, 3, 1)]
     scored = [future.result() for future in client.submit_group(prompt("", verifier), frames)]
-    assert [one.text for one in scored] == ["1", "2", "3", "1"]
-    assert [one.verdict.score for one in scored] == [0.0, 1.0, 1.0, 0.0]
-    assert {one.verdict.extra["calls"] for one in scored} == {"4 for 1"}
-    assert {one.verdict.parts["log/step"] for one in scored} == {7.0}
-    assert [one.checksum for one in scored] == [zlib.crc32(tokens) for tokens, _, _ in frames]
+    assert [result.text for result in scored] == ["1", "2", "3", "1"]
+    assert [result.verdict.score for result in scored] == [0.0, 1.0, 1.0, 0.0]
+    assert {result.verdict.extra["calls"] for result in scored} == {"4 for 1"}
+    assert {result.verdict.parts["log/step"] for result in scored} == {7.0}
+    assert [result.checksum for result in scored] == [zlib.crc32(tokens) for tokens, _, _ in frames]
     client.close()

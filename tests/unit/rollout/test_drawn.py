@@ -47,9 +47,9 @@ class Engine:
         return Generation(key, tokens, -tokens.astype(np.float32), reason)
 
 
-def request(key: int, begun: list[int] | None = None) -> GenerationRequest:
+def request(key: int, prefix: list[int] | None = None) -> GenerationRequest:
     return GenerationRequest(
-        key, np.zeros(2, np.int32), key, response_prefix=None if begun is None else np.array(begun, np.int32)
+        key, np.zeros(2, np.int32), key, response_prefix=None if prefix is None else np.array(prefix, np.int32)
     )
 
 
@@ -66,7 +66,7 @@ def parts_of(response: Any) -> list[tuple[list[int], int]]:
 
 
 def test_what_is_paused_goes_on_from_all_its_tokens_in_the_order_of_keys() -> None:
-    flight, engine = flight_of(request(3), request(1, begun=[70]))
+    flight, engine = flight_of(request(3), request(1, prefix=[70]))
     engine.step()
     flight.pause(1)
     assert engine.running == {}

@@ -46,7 +46,7 @@ def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"),
+    ("engine_spec", "tokens"),
     [
         (spec("cpu"), 4096),
         (spec("cpu", max_length=9000), 9000),
@@ -56,8 +56,10 @@ def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
         (spec("cuda", max_concurrent=9000), 9000),
     ],
 )
-def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_per_request(given: EngineSpec, tokens: int) -> None:
-    settings = vllm_arguments._on_cpu(given) if given.device == "cpu" else vllm_arguments._on_gpu(given)
+def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_per_request(engine_spec: EngineSpec, tokens: int) -> None:
+    settings = (
+        vllm_arguments._on_cpu(engine_spec) if engine_spec.device == "cpu" else vllm_arguments._on_gpu(engine_spec)
+    )
     assert settings["max_num_batched_tokens"] == tokens
 
 
@@ -202,14 +204,14 @@ def test_resident_weights_are_not_in_the_memory_that_sleeps(monkeypatch: pytest.
 def test_the_trainers_threads_are_given_back_where_both_are_on_a_gpu(threads: bool) -> None:
     import torch
 
-    before = torch.get_num_threads()
+    initial_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         with process_state.kept(threads=threads):
             torch.set_num_threads(1)
         assert torch.get_num_threads() == (3 if threads else 1)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(initial_threads)
 
 
 def test_a_head_in_another_precision_than_asked_for_is_refused() -> None:

@@ -60,8 +60,8 @@ def heard(checkpoints: Checkpoints) -> tuple[int | None, list[str]]:
 def test_a_checkpoint_holds_what_was_committed(checkpoints: Checkpoints) -> None:
     path = made(checkpoints, 50)
     assert path == checkpoints.root / "step-000050"
-    found = read_checkpoint(path)
-    assert (found.path, found.step, found.state) == (path, 50, {"step": 50, "kl": 50 / 3})
+    checkpoint = read_checkpoint(path)
+    assert (checkpoint.path, checkpoint.step, checkpoint.state) == (path, 50, {"step": 50, "kl": 50 / 3})
     assert (path / "config.toml").read_text() == "a = 1\n"
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["format"] == 1
@@ -69,7 +69,7 @@ def test_a_checkpoint_holds_what_was_committed(checkpoints: Checkpoints) -> None
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
     assert set(manifest["files"]) == files - {"manifest.json"}
     assert (checkpoints.root / "latest").resolve() == path
-    assert read_checkpoint(checkpoints.root / "latest") == found
+    assert read_checkpoint(checkpoints.root / "latest") == checkpoint
 
 
 def test_floats_come_back_to_the_last_bit(checkpoints: Checkpoints) -> None:
@@ -82,7 +82,7 @@ def test_what_is_being_written_is_no_checkpoint_and_a_later_run_removes_it(check
     made(checkpoints, 10)
     written(checkpoints.begin(20))
     assert heard(checkpoints) == (10, [])
-    assert [found.step for found in checkpoints.all()] == [10]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [10]
     next_run = Checkpoints(checkpoints.root, keep=3)
     assert next_run.newest(print) is not None
     assert (checkpoints.root / ".step-000020.partial").exists()  # whoever only reads may do so beside a live run
@@ -199,9 +199,9 @@ def test_a_dangling_latest_harms_no_run_and_is_named_to_who_follows_it(checkpoin
 def test_another_format_is_refused_and_not_gone_back_from(checkpoints: Checkpoints, version: int, hint: str) -> None:
     path = made(checkpoints, 40, 50)
     forge("manifest.json", lambda m: (m.clear(), m.update(format=version, rlcli="9.1", files="packed")))(path)
-    said = rf"step-000050 was written by rlcli 9\.1, format {version}; this rlcli \([\d.]+\) reads up to 1; .*{hint}"
+    pattern = rf"step-000050 was written by rlcli 9\.1, format {version}; this rlcli \([\d.]+\) reads up to 1; .*{hint}"
     for read in (lambda: read_checkpoint(path), lambda: checkpoints.newest(print)):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=pattern):
             read()
 
 
@@ -287,10 +287,10 @@ except Exception as error:
 checkpoints.abandon(20)
 resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "RunFailed cannot write the checkpoint" in said.stdout, said.stderr
-    assert "File too large; free some space or give a writable folder" in said.stdout
-    assert len(said.stdout.splitlines()) == 1
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "RunFailed cannot write the checkpoint" in completed.stdout, completed.stderr
+    assert "File too large; free some space or give a writable folder" in completed.stdout
+    assert len(completed.stdout.splitlines()) == 1
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert heard(checkpoints) == (10, [])
     assert names(checkpoints) == ["latest", "step-000010"]
@@ -326,7 +326,7 @@ def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
 def test_the_newest_the_best_and_every_so_manieth_stay(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2, keep_best=2, keep_every=40)
     made(checkpoints, *range(10, 101, 10), scores={10: 0.9, 20: 0.5, 30: 0.1, 60: 0.5, 70: 0.2})
-    steps = [found.step for found in checkpoints.all()]
+    steps = [checkpoint.step for checkpoint in checkpoints.all()]
     assert steps == [10, 40, 60, 80, 90, 100]  # 20 and 60 scored alike: the newer stays
     assert (tmp_path / "latest").readlink() == Path("step-000100")
     assert heard(checkpoints) == (100, [])
@@ -337,7 +337,7 @@ def test_scores_that_come_later_count_from_then_on(tmp_path: Path) -> None:
     made(checkpoints, 10, scores={})
     made(checkpoints, 20, scores={10: 0.5})
     made(checkpoints, 30, scores={10: 0.5, 20: 0.4})
-    assert [found.step for found in checkpoints.all()] == [10, 30]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [10, 30]
 
 
 @given(
@@ -350,13 +350,13 @@ def test_scores_that_come_later_count_from_then_on(tmp_path: Path) -> None:
 def test_what_stays_is_the_union_of_the_rules(
     steps: set[int], scores: dict[int, float], keep: int, keep_best: int, keep_every: int
 ) -> None:
-    kept = kept_steps(list(steps), scores, keep, keep_best, keep_every)
-    assert max(steps) in kept <= steps
+    retained = kept_steps(list(steps), scores, keep, keep_best, keep_every)
+    assert max(steps) in retained <= steps
     rank = {step: sum(other >= step for other in steps) for step in steps}
     for step in steps:
         better = sum((scores[s], s) > (scores[step], step) for s in steps & scores.keys()) if step in scores else 99
         wanted = rank[step] <= keep or better < keep_best or bool(keep_every and step % keep_every == 0)
-        assert (step in kept) == wanted
+        assert (step in retained) == wanted
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:

@@ -179,14 +179,14 @@ def test_a_small_terminal_gets_blocks_in_place_of_the_curve(clock: Clock) -> Non
 
 
 def test_a_run_that_continues_shows_the_steps_before(live: View, clock: Clock) -> None:
-    before = [{"reward/mean": step / 10, "time/step_s": 2.0, "time/update_s": 2.0} for step in range(1, 6)]
-    live.start(9, "t", done=5, history=before, ended_s=0.5)
+    history = [{"reward/mean": step / 10, "time/step_s": 2.0, "time/update_s": 2.0} for step in range(1, 6)]
+    live.start(9, "t", done=5, history=history, ended_s=0.5)
     assert "reward 0.500" in frame(live)
     assert live.eta_s() == pytest.approx(4 * 2.0 - 0.5)
     clock.now += 2
     live.step({"reward/mean": 0.6, "time/step_s": 2.0})
     assert "step 6/9" in frame(live)
-    live.start(9, "t", done=2, history=before[:2])  # the run went back to a checkpoint
+    live.start(9, "t", done=2, history=history[:2])  # the run went back to a checkpoint
     assert "step 2/9" in frame(live)
     assert "reward 0.200" in frame(live)
     assert live.eta_s() is None
@@ -232,7 +232,7 @@ def test_a_conversation_is_shown_whole_with_what_was_not_drawn_dimmed(live: View
         {"role": "assistant", "content": "It is six.", "reasoning_content": "Easy."},
     ]
     sample = SampleText("3+3?", "It is six.", 1.0, "ok", messages, turns=2)
-    assert [drawn for _, drawn in sample.parts()] == [False, False, False, True, False, True]
+    assert [sampled for _, sampled in sample.parts()] == [False, False, False, True, False, True]
     live.samples([sample])
     text = shown(live)
     dimmed = re.findall(r"\x1b\[2m(.*?)\x1b\[0m", text, re.DOTALL)
@@ -393,15 +393,15 @@ def on_a_terminal(env: dict[str, str]) -> tuple[bytes, bytes]:
         except OSError:  # Linux's end of file on a pseudo-terminal
             pass
         assert process.stdout is not None
-        out = process.stdout.read()
+        stdout = process.stdout.read()
     os.close(parent)
     assert process.returncode == 0, seen
-    return out, seen
+    return stdout, seen
 
 
 def test_on_a_terminal_the_view_redraws_and_leaves_stdout_to_its_reader() -> None:
-    out, seen = on_a_terminal({"TERM": "xterm-256color", "COLUMNS": "80"})
-    assert out == b"data\n"
+    stdout, seen = on_a_terminal({"TERM": "xterm-256color", "COLUMNS": "80"})
+    assert stdout == b"data\n"
     assert b"\x1b[?25l" in seen  # hides the cursor …
     assert b"\x1b[?25h" in seen  # … and shows it again
     text = seen.decode()

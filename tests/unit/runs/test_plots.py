@@ -39,7 +39,7 @@ def test_a_rising_reward_rises_across_the_terminal() -> None:
     assert lines[-1].split() == ["1", "step", "60"]
     assert ink(text, 0) == [9]
     assert ink(text, 57) == [0]
-    middles = [sum(found) / len(found) for column in range(58) if (found := ink(text, column))]
+    middles = [sum(inked) / len(inked) for column in range(58) if (inked := ink(text, column))]
     assert len(middles) == 58  # no gaps
     assert middles == sorted(middles, reverse=True)
 
@@ -112,18 +112,18 @@ def test_a_curve_may_begin_at_a_later_step() -> None:
 
 
 def test_a_loss_has_an_axis_apart_from_the_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     monkeypatch.setattr("rlcli.runs.tracking.plots.replacing", lambda path: contextlib.nullcontext(path))
     reward_curve_png(tmp_path / "loss.png", [1, 2, 3], [5.0, 3.0, 2.0], {0: (0.0, 0.0, 0.1), 3: (0.5, 0.4, 0.6)}, LOSS)
     reward_curve_png(tmp_path / "reward.png", [1, 2, 3], [0.1, 0.2, 0.3], {0: (0.0, 0.0, 0.1)})
-    loss, rates = drawn[0].axes
+    loss, rates = figures[0].axes
     assert (loss.get_ylabel(), rates.get_ylabel()) == ("loss (nats a token)", "pass@1")
     assert loss.get_ylim()[1] > 5.0
     assert rates.get_ylim() == (0.0, 1.02)
     labels = {text.get_text() for text in rates.get_legend().get_texts()}
     assert labels == {"loss of a step", "held-out pass@1 with 95% interval"}
-    (reward,) = drawn[1].axes
+    (reward,) = figures[1].axes
     assert reward.get_ylabel() == "mean reward, pass@1"
 
 
@@ -136,11 +136,11 @@ def test_a_step_after_which_files_changed_is_marked(tmp_path: Path, monkeypatch:
     axis = lines[4].partition("└")[2]
     assert axis.index("▲") == round(3.5 / 9 * (len(axis) - 1))
     assert "▲" not in reward_curve_text(RISING[:10], 40, 4, first=5, marks=marks[:1])
-    drawn: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     monkeypatch.setattr("rlcli.runs.tracking.plots.replacing", lambda path: contextlib.nullcontext(path))
     reward_curve_png(tmp_path / "reward.png", range(1, 11), RISING[:10], {}, marks=marks)
-    (axes,) = drawn[0].axes
+    (axes,) = figures[0].axes
     assert [line.get_xdata()[0] for line in axes.get_lines()[1:]] == [4.5, 10.5]
     assert marks[0].text in {text.get_text() for text in axes.get_legend().get_texts()}
 
@@ -148,10 +148,10 @@ def test_a_step_after_which_files_changed_is_marked(tmp_path: Path, monkeypatch:
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without(name: str, *rest: Any, **more: Any) -> Any:
+    def without(name: str, *rest: Any, **kwargs: Any) -> Any:
         if name.startswith("matplotlib"):
             raise ModuleNotFoundError(name)
-        return real(name, *rest, **more)
+        return real(name, *rest, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SetupError, match=r"needs matplotlib; pip install 'rlcli\[cpu\]'"):

@@ -46,17 +46,17 @@ def test_a_new_folder_has_the_layout_and_the_environment(tmp_path: Path) -> None
             *(".lock", ".place", "config.toml", "environment.json"),
             *("samples", "evaluations", "checkpoints", "logs"),
         }
-        found = json.loads((folder.path / "environment.json").read_text())
-        assert found["python"].startswith("3.")
-        assert found["packages"]["rlcli"]
-        assert found["platform"]
+        recorded = json.loads((folder.path / "environment.json").read_text())
+        assert recorded["python"].startswith("3.")
+        assert recorded["packages"]["rlcli"]
+        assert recorded["platform"]
 
 
 def test_what_is_known_of_a_run_stands_beside_what_it_ran_on(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", facts={"sandbox": "bwrap"}) as folder:
-        found = json.loads((folder.path / "environment.json").read_text())
-    assert found["sandbox"] == "bwrap"
-    assert found["python"]
+        recorded = json.loads((folder.path / "environment.json").read_text())
+    assert recorded["sandbox"] == "bwrap"
+    assert recorded["python"]
 
 
 def test_the_environment_names_the_commit_of_the_working_directory(
@@ -70,9 +70,9 @@ def test_the_environment_names_the_commit_of_the_working_directory(
     (tmp_path / "a").write_text("1")
     subprocess.run([*git, "add", "a"], check=True)
     subprocess.run([*git, "commit", "-qm", "a"], check=True)
-    found = environment()
-    assert len(found["commit"]) == 40
-    assert found["modified"] is False
+    recorded = environment()
+    assert len(recorded["commit"]) == 40
+    assert recorded["modified"] is False
     (tmp_path / "a").write_text("2")
     assert environment()["modified"] is True
 
@@ -102,11 +102,11 @@ def test_any_metrics_are_valid_json_and_finite_ones_come_back_unchanged(metrics:
 
 def test_events_are_lines_that_tell_what_and_when(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
-        before = time.time()
+        start_time = time.time()
         folder.event("saved", step=np.int64(3), seconds=0.5, loss=math.nan, path=Path("a"), why="größer\u2028")
     add_event(tmp_path, "restarted", attempt=2)
     saved, restarted = events_of(tmp_path)
-    assert before - 0.001 <= saved.pop("time") <= time.time() + 0.001  # it is rounded
+    assert start_time - 0.001 <= saved.pop("time") <= time.time() + 0.001  # it is rounded
     assert saved == {
         **{"event": "saved", "step": 3, "seconds": 0.5, "loss": None, "path": "a", "why": "größer\u2028"},
         "nonfinite": {"loss": "nan"},
@@ -128,9 +128,9 @@ def test_where_a_run_is_can_be_read_while_it_lives_and_after(tmp_path: Path) -> 
         assert progress_of(tmp_path) == {}
         folder.at(7, "generate, with a name that is longer than the next")
         folder.at(7, "update")
-        found = progress_of(tmp_path)
-        assert (found["step"], found["phase"], found["pid"]) == (7, "update", os.getpid())
-        assert abs(found["time"] - time.time()) < 60
+        progress = progress_of(tmp_path)
+        assert (progress["step"], progress["phase"], progress["pid"]) == (7, "update", os.getpid())
+        assert abs(progress["time"] - time.time()) < 60
     assert progress_of(tmp_path)["phase"] == "update"
     stranger = os.open(tmp_path / "stranger", os.O_WRONLY | os.O_CREAT)
     folder.at(8, "late")  # the closed folder's descriptor may be another file's by now
@@ -153,11 +153,11 @@ def test_a_phase_too_long_for_its_place_is_cut(tmp_path: Path) -> None:
 def test_the_environment_keeps_passwords_and_networks_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rlcli", "train", "--set", "verifier.sandbox=https://me:secret@box:8080/run"])
     monkeypatch.setattr("platform.node", lambda: "node7.lab.example")
-    found = environment()
-    assert found["command"][-1] == "verifier.sandbox=https://***@box:8080/run"
-    assert found["host"] == "node7"
-    assert "secret" not in json.dumps(found)
-    assert "lab.example" not in json.dumps(found)
+    recorded = environment()
+    assert recorded["command"][-1] == "verifier.sandbox=https://***@box:8080/run"
+    assert recorded["host"] == "node7"
+    assert "secret" not in json.dumps(recorded)
+    assert "lab.example" not in json.dumps(recorded)
 
 
 def test_force_removes_what_trackers_have_left(tmp_path: Path) -> None:
@@ -349,11 +349,11 @@ def test_files_get_the_permissions_that_the_umask_allows(tmp_path: Path) -> None
     (tmp_path / "inner").mkdir()
     private = tmp_path / "inner" / "model.safetensors"
     private.touch(mode=0o600)
-    before = os.umask(0o027)
+    previous_umask = os.umask(0o027)
     try:
         by_umask(tmp_path)
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert private.stat().st_mode & 0o777 == 0o640
 
 
@@ -364,14 +364,14 @@ def modes(path: Path) -> dict[str, int]:
 
 def written(path: Path, *, shared: bool = False) -> dict[str, int]:
     """A run with one of each record; the modes of its folder."""
-    before = os.umask(0o022)
+    previous_umask = os.umask(0o022)
     try:
         with RunFolder.create(path, force=True, shared=shared) as folder:
             folder.write_config("[train]\nsteps = 3\n")
             folder.append_metrics({"step": 1})
             folder.event("started")
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     return modes(path)
 
 
@@ -379,17 +379,17 @@ def written(path: Path, *, shared: bool = False) -> dict[str, int]:
 def test_only_this_user_can_enter_a_new_run_folder(tmp_path: Path, exists: bool) -> None:
     if exists:
         (tmp_path / "run").mkdir(0o755)
-    found = written(tmp_path / "run")
+    modes = written(tmp_path / "run")
     folders = ("run", "samples", "evaluations", "checkpoints", "logs")
-    assert {found.pop(name) for name in folders} == {0o700}
-    assert set(found) == {".lock", ".place", "config.toml", "environment.json", "metrics.jsonl", "events.jsonl"}
-    assert set(found.values()) == {0o600}
+    assert {modes.pop(name) for name in folders} == {0o700}
+    assert set(modes) == {".lock", ".place", "config.toml", "environment.json", "metrics.jsonl", "events.jsonl"}
+    assert set(modes.values()) == {0o600}
 
 
 def test_a_shared_run_folder_follows_the_umask(tmp_path: Path) -> None:
-    found = written(tmp_path / "run", shared=True)
-    assert {found.pop(name) for name in ("run", "samples", "evaluations", "checkpoints", "logs")} == {0o755}
-    assert set(found.values()) == {0o644}
+    modes = written(tmp_path / "run", shared=True)
+    assert {modes.pop(name) for name in ("run", "samples", "evaluations", "checkpoints", "logs")} == {0o755}
+    assert set(modes.values()) == {0o644}
 
 
 def test_a_run_is_resumed_with_the_modes_of_its_folder(tmp_path: Path) -> None:
@@ -399,17 +399,17 @@ def test_a_run_is_resumed_with_the_modes_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "run").chmod(0o750)
     with RunFolder.resume(tmp_path / "run") as folder:
         folder.append_metrics({"step": 2})
-    found = modes(tmp_path / "run")
-    assert (found["run"], found["samples"], found["checkpoints"]) == (0o750, 0o750, 0o755)
-    assert found["metrics.jsonl"] == 0o644
+    resumed_modes = modes(tmp_path / "run")
+    assert (resumed_modes["run"], resumed_modes["samples"], resumed_modes["checkpoints"]) == (0o750, 0o750, 0o755)
+    assert resumed_modes["metrics.jsonl"] == 0o644
 
 
 def test_a_new_folder_of_an_evaluation_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE(evaluation_folder(tmp_path / "new").stat().st_mode) == 0o700
     (tmp_path / "old").mkdir(0o755)
     assert stat.S_IMODE(evaluation_folder(tmp_path / "old").stat().st_mode) == 0o755
-    before = os.umask(0o027)
+    previous_umask = os.umask(0o027)
     try:
         assert stat.S_IMODE(evaluation_folder(tmp_path / "open", shared=True).stat().st_mode) == 0o750
     finally:
-        os.umask(before)
+        os.umask(previous_umask)

@@ -140,13 +140,13 @@ def test_a_run_is_shown_with_its_curve_its_time_and_its_last_samples(
     assert "same prompt" not in shown
     assert "early" not in shown
     assert main(["runs", "show", str(folder), "--json", "--samples", "1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["measure"], found["course"]) == ("reward", [0.1, 0.2, 0.3])
-    assert found["phases"] == {
+    run_data = json.loads(capsys.readouterr().out)
+    assert (run_data["measure"], run_data["course"]) == ("reward", [0.1, 0.2, 0.3])
+    assert run_data["phases"] == {
         "update": {"seconds": 3.0, "tokens_per_s": 2000.0},
         "generate": {"seconds": 1.0, "tokens_per_s": 1000.0},
     }
-    assert [one["prompt_id"] for one in found["samples"]] == ["a:train:4"]
+    assert [sample["prompt_id"] for sample in run_data["samples"]] == ["a:train:4"]
 
 
 def test_where_scores_are_graded_the_mean_is_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,10 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
-def row(**more: Any) -> dict[str, Any]:
+def row(**overrides: Any) -> dict[str, Any]:
     prompt = Prompt("p:train:0", ({"role": "user", "content": "Q"},), "p", "math", "gsm8k", "1")
     counts: dict[str, Any] = {"prompt_tokens": 1, "response_tokens": None, "finish_reason": "stop"}
-    return sample_row(prompt, 0, more.pop("response", "A"), Verdict(0.0, Outcome.NO_ANSWER), **counts, **more)
+    return sample_row(prompt, 0, overrides.pop("response", "A"), Verdict(0.0, Outcome.NO_ANSWER), **counts, **overrides)
 
 
 def test_few_samples_are_chosen_from_the_worst_to_the_best(folder: RunFolder) -> None:

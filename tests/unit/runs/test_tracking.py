@@ -120,17 +120,17 @@ def wandb_runs(folder: RunFolder) -> list[tuple[str, str, set[str], list[tuple[i
 
     runs = []
     for stored in sorted((folder.path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime):
-        history, project, found, sections = [], "", "", set()
+        history, project, run_id, sections = [], "", "", set()
         for data in stored_records(stored.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "run":
-                project, found = record.run.project, record.run.run_id
+                project, run_id = record.run.project, record.run.run_id
                 sections |= {item.key for item in record.run.config.update}
             if record.WhichOneof("record_type") == "history":
                 items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
                 history.append((record.history.step.num, items["reward/mean"]))
-        runs.append((project, found, sections, history))
+        runs.append((project, run_id, sections, history))
     return runs
 
 
@@ -143,28 +143,28 @@ def test_wandb_offline_stores_the_run_in_its_folder_and_resumes_its_id(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     first = conforms("wandb", folder, CONFIG)
     assert capfd.readouterr() == ("", "")
-    before, after = wandb_runs(folder)
-    assert before[:2] == after[:2] == ("arith", first)
-    assert {"train", "tracking"} <= before[2]
-    assert before[3] == [(1, 0.5), (2, 0.75)]
-    assert after[3] == [(3, 1.0)]
+    initial, resumed = wandb_runs(folder)
+    assert initial[:2] == resumed[:2] == ("arith", first)
+    assert {"train", "tracking"} <= initial[2]
+    assert initial[3] == [(1, 0.5), (2, 0.75)]
+    assert resumed[3] == [(3, 1.0)]
     (run, _) = sorted((folder.path / "wandb").glob("offline-run-*"))
     for room in (run / "files" / "media" / "table", run / "files" / "media" / "table" / "eval"):
         table = json.loads(next(room.glob("samples_1_*.table.json")).read_text())
-        found = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-        assert [(row["step"], row["score"], row["outcome"]) for row in found] == [(1, 0.0, "wrong"), (1, 1.0, "ok")]
-        assert "\n\ntool: 42\n\nassistant: It is 41." in found[0]["conversation"]
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert [(row["step"], row["score"], row["outcome"]) for row in rows] == [(1, 0.0, "wrong"), (1, 1.0, "ok")]
+        assert "\n\ntool: 42\n\nassistant: It is 41." in rows[0]["conversation"]
     assert len([*(run / "files" / "media" / "images").glob("reward_2_*.png")]) == 1
 
 
 def running(name: str) -> list[Any]:
     """The processes below this one that are called so."""
     psutil = pytest.importorskip("psutil")
-    found = []
+    processes = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            found += [child] if name in child.name() else []
-    return found
+            processes += [child] if name in child.name() else []
+    return processes
 
 
 @pytest.mark.long
@@ -227,9 +227,9 @@ def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
     )  # folders are named by the second
     assert capfd.readouterr() == ("", "")
     stored = []
-    for place in sorted((folder.path / "swanlab").glob(f"run-*-{first}")):
-        assert re.search(r"lr: 1.0e-06", (place / "files" / "config.yaml").read_text())
-        logs = [[json.loads(line) for line in log.read_text().splitlines()] for log in place.glob("logs/*/*.log")]
+    for run_folder in sorted((folder.path / "swanlab").glob(f"run-*-{first}")):
+        assert re.search(r"lr: 1.0e-06", (run_folder / "files" / "config.yaml").read_text())
+        logs = [[json.loads(line) for line in log.read_text().splitlines()] for log in run_folder.glob("logs/*/*.log")]
         numbers = [line for log in logs for line in log if isinstance(line["data"], float)]
         stored.append(sorted((line["index"], line["data"]) for line in numbers))
     assert repr(stored) == "[[(1, 0.25), (1, 0.5), (2, nan), (2, 0.75)], [(3, 1.0)]]"
@@ -260,7 +260,7 @@ def test_trackio_keeps_one_run_over_a_resume_in_its_database(
     assert json.loads(config)["train"]["lr"] == 1e-6
     assert [key for key, *_ in traces] == ["eval/samples"] * 2 + ["samples"] * 2
     assert [json.loads(metadata)["score"] for *_, metadata in traces] == [0.0, 1.0] * 2
-    assert [one["role"] for one in json.loads(traces[0][1])] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in json.loads(traces[0][1])] == ["user", "assistant", "tool", "assistant"]
     assert len([*(folder.path / "trackio" / "media" / "arith" / "grpo-1" / "2").glob("*.png")]) == 1
 
 
@@ -296,7 +296,7 @@ def test_a_missing_package_names_the_extra(
     name: str, folder: RunFolder, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(tracker_module, "find_spec", lambda asked: None if asked == name else real(asked))
+    monkeypatch.setattr(tracker_module, "find_spec", lambda package: None if package == name else real(package))
     with pytest.raises(SetupError, match=rf"{name}, which is not installed; pip install 'rlcli\[{name}\]'"):
         open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
 
@@ -320,7 +320,7 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(tracking, "REGISTRY", Registry("tracker", "rlcli.trackers"))
 
-    def make(name: str, init: str = "pass", log: str = "pass", close: str = "pass", more: str = "") -> str:
+    def make(name: str, init: str = "pass", log: str = "pass", close: str = "pass", methods: str = "") -> str:
         (tmp_path / f"{name}.py").write_text(
             "import os, sys, time, signal, pathlib\n"
             "from rlcli.runs.tracking.tracker import Tracker\n"
@@ -329,7 +329,7 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
             f"    def __init__(self, run): self.run = run; self.seen = []; {init}\n"
             f"    def log(self, step, metrics): self.seen.append(step); {log}\n"
             f"    def close(self, failed): {close}\n"
-            f"{more}"
+            f"{methods}"
         )
         tracking.REGISTRY.add(name, f"{name}:Made")
         return name
@@ -377,7 +377,7 @@ def test_a_tracker_that_raises_is_reported_once_and_called_again(
 def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
     hook: str, folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
-    name = tracker("reader", close=WRITE, more=KEEP.replace("def image", f"def {hook}"))
+    name = tracker("reader", close=WRITE, methods=KEEP.replace("def image", f"def {hook}"))
     trackers = open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
     for step in range(22):
         write_step(folder, step)
@@ -402,8 +402,8 @@ def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
 def test_a_tracker_that_fails_on_samples_keeps_its_metrics(
     folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
-    more = "    def samples(self, step, name, samples): raise OSError('no tables')\n"
-    trackers = open_trackers([tracker("bad", close=WRITE, more=more)], folder, "rlcli", CONFIG, warnings.append)
+    methods = "    def samples(self, step, name, samples): raise OSError('no tables')\n"
+    trackers = open_trackers([tracker("bad", close=WRITE, methods=methods)], folder, "rlcli", CONFIG, warnings.append)
     write_step(folder, 1)
     for step in (1, 2):
         trackers.log(step, {"reward/mean": 0.5})
@@ -429,7 +429,7 @@ def test_a_tracker_without_samples_and_images_is_not_asked(
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "expected"),
     [
         ({"init": "raise OSError('no route')"}, r"bad is off for this run: OSError: no route"),
         ({"close": "raise OSError('no route')"}, r"bad failed at the end: OSError: no route"),
@@ -442,14 +442,14 @@ def test_a_tracker_without_samples_and_images_is_not_asked(
     ],
 )
 def test_however_a_tracker_fails_the_run_goes_on_and_tells_of_it_once(
-    where: dict[str, str], told: str, folder: RunFolder, warnings: list[str], tracker: Made
+    where: dict[str, str], expected: str, folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
     trackers = open_trackers([tracker("bad", **where)], folder, "rlcli", CONFIG, warnings.append)
     for step in (1, 2, 3):
         trackers.log(step, {"reward/mean": 0.5})
     trackers.close()
     assert len(warnings) == 1
-    assert re.fullmatch(told, warnings[0]), warnings
+    assert re.fullmatch(expected, warnings[0]), warnings
     assert len(metrics_lines(folder)) == 3
 
 
@@ -539,7 +539,7 @@ def test_a_full_disk_fails_the_run_naming_the_file_and_leaves_whole_lines(folder
     trackers.log(1, {"reward/mean": 0.5})
     path = folder.path / "metrics.jsonl"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    previous_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, hard))  # room for a part of the next line
     try:
         with pytest.raises(RunFailed, match=rf"{path} cannot be written: File too large; free some space"):
@@ -547,7 +547,7 @@ def test_a_full_disk_fails_the_run_naming_the_file_and_leaves_whole_lines(folder
         folder.event("failed", why="disk full", more="x" * 100)  # hides no failure
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+        signal.signal(signal.SIGXFSZ, previous_handler)
     assert metrics_lines(folder) == [{"step": 1, "reward/mean": 0.5}]
     trackers.log(2, {"reward/mean": 0.75})
     assert len(metrics_lines(folder)) == 2

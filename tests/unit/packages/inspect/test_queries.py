@@ -140,7 +140,7 @@ def test_an_older_run_shows_its_prompt_and_response(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "given", "message"),
+    ("page", "query", "message"),
     [
         ("nothing", {}, "no such page: 'nothing'"),
         ("overview", {"run": "3"}, "no run 3"),
@@ -152,9 +152,9 @@ def test_an_older_run_shows_its_prompt_and_response(tmp_path: Path) -> None:
         ("time", {"step": "99"}, "step 99 has no times"),
     ],
 )
-def test_what_does_not_exist_is_one_line(api: Api, what: str, given: dict[str, str], message: str) -> None:
+def test_what_does_not_exist_is_one_line(api: Api, page: str, query: dict[str, str], message: str) -> None:
     with pytest.raises(RlcliError, match=message.replace(".", r"\.")):
-        api.answer(what, given)
+        api.answer(page, query)
 
 
 def test_the_overview_has_curves_evaluations_and_changes(api: Api) -> None:

@@ -167,8 +167,8 @@ def test_what_the_trainer_wrote_in_other_types_is_left_out(tmp_path: Path, name:
     run = opened(folder)
     answered = Api([run]).answer("samples", {})
     assert len(answered["rows"]) == 24
-    kept = {"advantages.parquet": "tokens", "tokens-0.parquet": "advantage"}[name]
-    assert any(row[kept] for row in answered["rows"])
+    readable_column = {"advantages.parquet": "tokens", "tokens-0.parquet": "advantage"}[name]
+    assert any(row[readable_column] for row in answered["rows"])
     assert any(f"{name}: column group has another type and is left out" in note for note in run.notes)
 
 

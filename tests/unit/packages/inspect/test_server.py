@@ -122,6 +122,6 @@ def test_a_port_in_use_is_passed_over_or_refused(api: Api, monkeypatch: pytest.M
 def test_a_defect_is_shown_by_the_page_and_logged(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(api, "answer", lambda what, given: 1 / 0)
+    monkeypatch.setattr(api, "answer", lambda page, query: 1 / 0)
     assert serving.answered(api, "index", {}) == (500, '{"error":"ZeroDivisionError: division by zero"}')
     assert "/api/index failed" in caplog.text

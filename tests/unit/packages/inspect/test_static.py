@@ -16,7 +16,7 @@ from rlcli.errors import SetupError
 from rlcli.runs.run_data import RunData
 from tests.report_runs import add_events, unpacked, write_run
 
-LONG = {(step, place, sample): "long " * 400 for step in range(1, 21) for place in range(3) for sample in range(4)}
+LONG = {(step, prompt, sample): "long " * 400 for step in range(1, 21) for prompt in range(3) for sample in range(4)}
 
 
 def data_of(html: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.planner_settings import RATES
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("places")
     make_tiny_model(folder / "tiny")
     extra = {"response": "2"}
@@ -37,19 +37,19 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepared_for(recipe: str, places: Path, *sets: str) -> Prepared:
-    flags = {"model.path": str(places / "tiny"), "data.path": str(places), "evaluation.data": str(places)}
+def prepared_for(recipe: str, assets: Path, *sets: str) -> Prepared:
+    flags = {"model.path": str(assets / "tiny"), "data.path": str(assets), "evaluation.data": str(assets)}
     sizes = ("data.max_prompt_tokens=32", "rollout.max_response_tokens=16", "rollout.prompts_per_step=4")
     return prepare(resolve(recipe, flags, ["cluster.device=cpu", "train.steps=6", *sizes, *sets]).config)
 
 
-def test_a_run_prints_five_lines(places: Path) -> None:
-    prepared = prepared_for("grpo", places, "rollout.samples_per_prompt=2")
+def test_a_run_prints_five_lines(assets: Path) -> None:
+    prepared = prepared_for("grpo", assets, "rollout.samples_per_prompt=2")
     rows = summary(prepared, derived_plan(prepared), Path("runs/grpo-1"))
     assert [title for title, _ in rows] == ["model", "data", "batch", "estimate", "output"]
     lines = dict(rows)
     assert lines["model"].endswith("526k parameters, float32 on cpu, all weights, 1 worker")
-    assert lines["data"] == f"12 prompts of {places}, scored by gsm8k; evaluated on 5"
+    assert lines["data"] == f"12 prompts of {assets}, scored by gsm8k; evaluated on 5"
     assert lines["batch"] == "4 prompts × 2 samples a step, responses of up to 16 tokens; 6 steps, 2 epochs"
     assert lines["estimate"].startswith("memory at most ")
     assert " GiB a worker; a step at most " in lines["estimate"]
@@ -57,52 +57,52 @@ def test_a_run_prints_five_lines(places: Path) -> None:
     assert lines["output"] == "runs/grpo-1; the whole plan: --plan"
 
 
-def test_given_responses_are_not_scored(places: Path) -> None:
-    prepared = prepared_for("sft", places)
+def test_given_responses_are_not_scored(assets: Path) -> None:
+    prepared = prepared_for("sft", assets)
     lines = dict(summary(prepared, derived_plan(prepared), Path("runs/sft-1"), steps_done=2))
     assert "responses given by extra_info.response" in lines["data"]
     assert "gsm8k" not in lines["data"]
 
 
-def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_device_leaves_the_estimate_out(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(config: object) -> object:
         raise SetupError("the run's GPUs are in a cluster", "…")
 
     monkeypatch.setattr("rlcli_planner.launch.local_machine.own_device", unknown)
-    prepared = prepared_for("grpo", places)
+    prepared = prepared_for("grpo", assets)
     lines = dict(summary(prepared, derived_plan(prepared), Path("runs/grpo-1")))
     assert lines["estimate"] == "unknown: the run's GPUs are in a cluster"
 
 
-def test_without_a_measurement_memory_is_predicted_and_no_time(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_measurement_memory_is_predicted_and_no_time(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcli_planner.machine.machine_rates.machine_rates", lambda *_: None)
-    rows = dict(estimates(prepared_for("grpo", places), 6))
+    rows = dict(estimates(prepared_for("grpo", assets), 6))
     assert rows["memory"].startswith("at most ")
     assert rows["time"] == "time not predicted: this machine could not be measured"
 
 
-def test_a_time_of_a_busy_machine_says_so(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_of_a_busy_machine_says_so(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = replace(RATES, quiet=False, training=(1e6, 1e6, 1e6))
     monkeypatch.setattr("rlcli_planner.machine.machine_rates.machine_rates", lambda *_: slow)
-    time = dict(estimates(prepared_for("grpo", places), 6))["time"]
+    time = dict(estimates(prepared_for("grpo", assets), 6))["time"]
     assert time.endswith("measured on this machine while it was busy")
     assert "e+" not in time, "whole seconds where there are many"
 
 
 @pytest.mark.long
-def test_given_responses_count_at_their_own_lengths(places: Path) -> None:
+def test_given_responses_count_at_their_own_lengths(assets: Path) -> None:
     """A response of the data has two tokens where the configuration allows 16."""
-    setting = setting_of_run(prepared_for("sft", places))
+    setting = setting_of_run(prepared_for("sft", assets))
     assert setting is not None
     assert 1 <= setting.response_tokens < 4
     assert setting.pack.tokens < setting.samples * (setting.prompt_tokens + 4)
-    sampled = setting_of_run(prepared_for("grpo", places))
+    sampled = setting_of_run(prepared_for("grpo", assets))
     assert sampled is not None
     assert sampled.response_tokens == 16
 
 
-def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(places: Path) -> None:
-    prepared = prepared_for("grpo", places)
+def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(assets: Path) -> None:
+    prepared = prepared_for("grpo", assets)
     longest = int(np.diff(prepared.prompts.offsets).max())
     assert longest < 32, "what the configuration allows"
     assert longest_of(prepared.config, prepared.prompts, prepared.held_out) == longest + 16
@@ -111,10 +111,10 @@ def test_the_engine_s_cache_is_as_large_as_the_prompts_ask_for(places: Path) -> 
 @pytest.mark.long
 @pytest.mark.parametrize(("free", "verdict"), [(0.5, "does not fit: "), (1.9, "may not fit"), (40.0, "at most ")])
 def test_sizes_of_a_run_follow_the_memory_of_the_machine(
-    places: Path, monkeypatch: pytest.MonkeyPatch, free: float, verdict: str
+    assets: Path, monkeypatch: pytest.MonkeyPatch, free: float, verdict: str
 ) -> None:
     monkeypatch.setattr("rlcli_planner.known_devices.available_memory", lambda: free * GIB)
-    flags = {"model.path": str(places / "tiny"), "data.path": str(places)}
+    flags = {"model.path": str(assets / "tiny"), "data.path": str(assets)}
     sizes = ("train.tokens_per_microbatch=8192", "rollout.prompts_per_step=4")
     recipe = [*sizes[1:], "cluster.device=cpu"]
     resolved = resolve("grpo", flags, recipe)

@@ -221,7 +221,7 @@ def test_offload_moves_memory_from_device_to_host_during_generation(shape: Model
 
 
 @pytest.mark.parametrize(
-    ("recipe", "more", "bytes_each"),
+    ("recipe", "overrides", "bytes_each"),
     [
         ("grpo", ["algorithm.kl_coef=0.01"], 2),  # a reference in bfloat16
         ("grpo", ["lora.rank=8"], 2),  # the adapter's base
@@ -229,10 +229,10 @@ def test_offload_moves_memory_from_device_to_host_during_generation(shape: Model
     ],
 )
 def test_all_that_is_offloaded_is_in_the_hosts_memory(
-    shape: ModelShape, recipe: str, more: list[str], bytes_each: int
+    shape: ModelShape, recipe: str, overrides: list[str], bytes_each: int
 ) -> None:
     resident, away = (
-        setting(shape, "h100:8", f"train.offload={kind}", *more, recipe=recipe) for kind in ("none", "all")
+        setting(shape, "h100:8", f"train.offload={kind}", *overrides, recipe=recipe) for kind in ("none", "all")
     )
     host_increase = host_bytes(away) - host_bytes(resident)
     other_bytes = (away.critic or shape).parameters * bytes_each / 8

@@ -87,31 +87,31 @@ def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
 
 CASES = [
     pytest.param(
-        *(vocabulary, samples, dtype, checkpointing, rank, whole),
+        *(vocabulary, samples, dtype, checkpointing, rank, gathered),
         marks=() if (vocabulary, samples, dtype, checkpointing, rank) in QUICK else pytest.mark.exhaustive,
     )
-    for whole in (False, True)
+    for gathered in (False, True)
     for vocabulary, samples in ((300, 6), (300, 1), (6000, 6))
     for dtype in ("float32", "bfloat16")
     for checkpointing in (False, True)
     for rank in (0, 8)
-    if not (whole and dtype == "float32")
+    if not (gathered and dtype == "float32")
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank", "whole"), CASES)
+@pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank", "gathered"), CASES)
 def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     vocabulary: int,
     samples: int,
     dtype: str,
     checkpointing: bool,
     rank: int,
-    whole: bool,
+    gathered: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """whole: the model is gathered in one, not layer by layer. One rank in float32 is not sharded at all."""
-    assert_predicted(config_of(vocabulary), samples, dtype, checkpointing, rank, whole, monkeypatch)
+    """gathered: the model is gathered as a whole, not layer by layer. One rank in float32 is not sharded at all."""
+    assert_predicted(config_of(vocabulary), samples, dtype, checkpointing, rank, gathered, monkeypatch)
 
 
 @pytest.mark.long
@@ -153,10 +153,10 @@ def assert_predicted(
     dtype: str,
     checkpointing: bool,
     rank: int,
-    whole: bool,
+    gathered: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not whole:
+    if not gathered:
         monkeypatch.setattr(pass_memory, "WHOLE_BYTES", 0)
         monkeypatch.setattr(fsdp_sharding, "WHOLE_BYTES", 0)
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -48,8 +48,8 @@ def test_the_base_of_an_adapter_travels_to_host_memory_and_back() -> None:
         return next((phase.seconds, phase.bound) for phase in times(layout) if phase.name == "sync")
 
     (together, bound), (separate_s, _) = sync(), sync("rollout.workers=8")
-    one = setting(qwen_7b(), "h100:8")
-    host_rate = one.device.host_rate / one.device.constants.over_links
+    full_model = setting(qwen_7b(), "h100:8")
+    host_rate = full_model.device.host_rate / full_model.device.constants.over_links
     assert bound == "host memory"
     assert together - separate_s == pytest.approx(2 * 2 * qwen_7b().parameters / host_rate, rel=0.01)
     assert sync("rollout.tensor_parallel=4")[0] < together / 3

@@ -226,8 +226,8 @@ proc=$(/usr/bin/ls /proc 2> /dev/null | /usr/bin/wc -l)
 kill -9 -1 2> /dev/null || :
 {TRAIN} {ROLLOUT}.n=2 trainer.a=$read1 trainer.b=$env trainer.c=$net trainer.d=$proc
 """
-    given = sources(import_file(script(tmp_path, text)), "missing")
-    assert [given[f"trainer.{name}"] for name in "abcd"] == ["no", 0, "no", 0]
+    settings = sources(import_file(script(tmp_path, text)), "missing")
+    assert [settings[f"trainer.{name}"] for name in "abcd"] == ["no", 0, "no", 0]
     assert not mark.exists()
 
 

@@ -27,8 +27,10 @@ def played(calls: float, uses: float) -> list[tuple[str, str]]:
     """Conversations of the player with the calculator: the whole text, and what the policy wrote of it."""
     rows, player, rng = rows_of_products(12), Calculating(calls, uses), random.Random(0)
     tokenizer = tokenizer_of(TOOLS, rows, player, rng)
-    found = demonstrations(TOOLS, tokenizer, rows, player, rng)
-    return [(tokenizer.decode(ids), tokenizer.decode([i for i in labels if i != -100])) for ids, labels in found]
+    conversations = demonstrations(TOOLS, tokenizer, rows, player, rng)
+    return [
+        (tokenizer.decode(ids), tokenizer.decode([i for i in labels if i != -100])) for ids, labels in conversations
+    ]
 
 
 def test_products_have_six_digits_and_the_splits_no_pair_in_common() -> None:
@@ -52,18 +54,18 @@ def test_who_calls_gets_the_product_and_is_trained_on_its_own_tokens_alone() -> 
         r"<\|tool\|>(\d{6})<\|assistant\|>(#### (\d+)<eos>)"
     )
     for uses in (1.0, 0.0):
-        for whole, own in played(1.0, uses):
-            found = form.fullmatch(whole)
-            assert found
-            assert int(found[4]) == int(found[1]) * int(found[2])
-            assert own == found[3] + found[5]
-            assert (found[6] == found[4]) == bool(uses)
+        for text, generated in played(1.0, uses):
+            match = form.fullmatch(text)
+            assert match
+            assert int(match[4]) == int(match[1]) * int(match[2])
+            assert generated == match[3] + match[5]
+            assert (match[6] == match[4]) == bool(uses)
 
 
 def test_who_does_not_call_is_wrong_but_near() -> None:
-    for whole, own in played(0.0, 1.0):
-        a, b, estimate = map(int, re.findall(r"\d+", whole))
-        assert own == f"#### {estimate}<eos>"
+    for text, generated in played(0.0, 1.0):
+        a, b, estimate = map(int, re.findall(r"\d+", text))
+        assert generated == f"#### {estimate}<eos>"
         assert 0.5 * a * b < estimate < a * b
 
 
@@ -83,12 +85,12 @@ def test_a_guesser_keeps_to_what_it_was_answered(halves: float) -> None:
     tokenizer = tokenizer_of(GUESS, rows[:12], player, rng)
     won = 0
     for ids, labels in demonstrations(GUESS, tokenizer, rows, player, rng):
-        own = tokenizer.decode([i for i in labels if i != -100])
-        guesses = [int(guess) for guess in own.split("<eos>")[:-1]]
+        generated = tokenizer.decode([i for i in labels if i != -100])
+        guesses = [int(guess) for guess in generated.split("<eos>")[:-1]]
         answers = re.findall(r"Higher\.|Lower\.", tokenizer.decode(ids))
         assert 1 <= len(guesses) <= 5
-        for place, (guess, answer) in enumerate(zip(guesses, answers, strict=False)):
-            assert all((later > guess) == (answer == "Higher.") for later in guesses[place + 1 :])
+        for index, (guess, answer) in enumerate(zip(guesses, answers, strict=False)):
+            assert all((next_guess > guess) == (answer == "Higher.") for next_guess in guesses[index + 1 :])
         won += len(answers) < len(guesses) and len(guesses) <= 5
         if not halves:
             assert guesses == list(range(1, len(guesses) + 1))

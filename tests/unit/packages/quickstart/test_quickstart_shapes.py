@@ -37,7 +37,7 @@ def test_some_answers_name_each_cell_and_others_are_guesses(data: Path) -> None:
     shares = {}
     for done in (0.0, LOOKS):
         looked = []
-        for batch in [one for _ in range(20) for one in batches(rng, 32, done)]:
+        for batch in [candidate for _ in range(20) for candidate in batches(rng, 32, done)]:
             for ids, labels in zip(batch.ids, batch.labels, strict=True):
                 question = tokenizer.decode(ids).split("<|vision_end|>")[1].split("<|assistant|>")[0]
                 answer = tokenizer.decode(labels[labels != IGNORED])
@@ -57,22 +57,22 @@ def test_the_loss_is_the_models_own_with_each_rows_image(data: Path) -> None:
     (batch,) = batches(random.Random(0), 3, 0.0)
     total = torch.tensor(0.0)
     for row in range(3):
-        kept = batch.labels[row] != IGNORED
-        end = int(kept.nonzero().max()) + 1
+        trained = batch.labels[row] != IGNORED
+        end = int(trained.nonzero().max()) + 1
         ids, labels = batch.ids[row : row + 1, :end], batch.labels[row : row + 1, :end]
         shown = {
             "pixel_values": batch.inputs["pixel_values"].view(3, -1, batch.inputs["pixel_values"].shape[-1])[row],
             "image_grid_thw": batch.inputs["image_grid_thw"][row : row + 1],
             "mm_token_type_ids": (ids == model.config.image_token_id).int(),
         }
-        total += model(input_ids=ids, labels=labels, **shown).loss * kept.sum()
+        total += model(input_ids=ids, labels=labels, **shown).loss * trained.sum()
     torch.testing.assert_close(module._summed_loss(model, batch), total, rtol=1e-5, atol=1e-4)
 
 
 def test_a_warm_start_is_saved_with_how_it_sees(data: Path, tmp_path: Path) -> None:
-    made = warm_start(tmp_path, Shapes(data), seed=0, steps=2)
-    model = AutoModelForImageTextToText.from_pretrained(made.path)
-    assert rule_of(str(made.path), model.config) is not None
-    ids = AutoTokenizer.from_pretrained(made.path)("<think> red circle 1</think>2")["input_ids"]
+    warm_model = warm_start(tmp_path, Shapes(data), seed=0, steps=2)
+    model = AutoModelForImageTextToText.from_pretrained(warm_model.path)
+    assert rule_of(str(warm_model.path), model.config) is not None
+    ids = AutoTokenizer.from_pretrained(warm_model.path)("<think> red circle 1</think>2")["input_ids"]
     assert len(ids) == 7, "a word, a marker and a digit with the space before it are one token or two"
     assert warm_start(tmp_path, Shapes(data), seed=0, steps=2).cached

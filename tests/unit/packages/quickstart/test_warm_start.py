@@ -34,18 +34,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    made = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps)))
+    trained = warm_start(
+        tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps))
+    )
     assert seen == [(1, 2), (2, 2)]
-    assert not made.cached
-    assert AutoModelForCausalLM.from_pretrained(made.path).config.hidden_size == 128
-    again = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda *_: pytest.fail("trained again"))
-    assert (again.path, again.seconds, again.loss, again.cached) == (made.path, made.seconds, made.loss, True)
-    assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
+    assert not trained.cached
+    assert AutoModelForCausalLM.from_pretrained(trained.path).config.hidden_size == 128
+    cached = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda *_: pytest.fail("trained again"))
+    assert (cached.path, cached.seconds, cached.loss, cached.cached) == (
+        trained.path,
+        trained.seconds,
+        trained.loss,
+        True,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == [trained.path.name]
     # Whatever shapes the model gives it another place.
-    assert warm_start(tmp_path, Sums(data), seed=1, steps=2).path != made.path
-    assert warm_start(tmp_path, Sums(data), seed=0, steps=3).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=1, steps=2).path != trained.path
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=3).path != trained.path
     monkeypatch.setitem(module.RECIPE, "version", -1)
-    assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != trained.path
 
 
 @pytest.mark.parametrize("harmony", [False, True])
@@ -75,11 +82,11 @@ def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Pat
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    one = warm_start(tmp_path / "one", Sums(data), seed=5, steps=3)
+    first = warm_start(tmp_path / "one", Sums(data), seed=5, steps=3)
     assert torch.equal(torch.rand(1), expected)
     assert torch.get_num_threads() == threads
-    two = warm_start(tmp_path / "two", Sums(data), seed=5, steps=3)
-    assert (one.path / "model.safetensors").read_bytes() == (two.path / "model.safetensors").read_bytes()
+    second = warm_start(tmp_path / "two", Sums(data), seed=5, steps=3)
+    assert (first.path / "model.safetensors").read_bytes() == (second.path / "model.safetensors").read_bytes()
 
 
 def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path) -> None:
@@ -122,8 +129,8 @@ def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> Non
 def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
     import dataclasses
 
-    made = prepare(CONVERTER, ConvertOptions()).splits["train"]
-    prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in made[:3]]
+    train_prompts = prepare(CONVERTER, ConvertOptions()).splits["train"]
+    prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in train_prompts[:3]]
     write_prompts(tmp_path / "train.parquet", prompts)
     with pytest.raises(DataError, match="no worked solution; make the data with: rlcli prep arithmetic"):
         warm_start(tmp_path / "out", Sums(tmp_path), seed=0, steps=1)
@@ -133,12 +140,12 @@ def test_a_tiny_model_is_warmed_up_in_the_sizes_asked_for(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Sums, "steps", 2)
-    out = tmp_path / "tiny"
-    words = ["tiny-model", "--out", str(out), "--warm", str(data), "--hidden", "64", "--heads", "2", "--json"]
+    model_folder = tmp_path / "tiny"
+    words = ["tiny-model", "--out", str(model_folder), "--warm", str(data), "--hidden", "64", "--heads", "2", "--json"]
     assert main(words) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert (made["warm"], made["hidden"], made["loss"] > 0) == (str(data), 64, True)
-    assert AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["warm"], summary["hidden"], summary["loss"] > 0) == (str(data), 64, True)
+    assert AutoModelForCausalLM.from_pretrained(model_folder).config.hidden_size == 64
     assert main([*words[:5], "--layers", "1"]) == 0  # it may be made again in its place
     assert f"warmed up on {data} in" in capsys.readouterr().out
     assert main(["tiny-model", "--out", str(tmp_path / "other"), "--warm", str(tmp_path / "none")]) == 2

@@ -226,7 +226,7 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
         datagrams.bind("\0" + abstract)
         for waiting in (server, datagrams):
             waiting.setblocking(False)
-        before = secret.stat()
+        initial = secret.stat()
         yield {
             "secret": str(secret),
             "at_tmp": folder.name,
@@ -241,8 +241,8 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
             server.accept()
         with pytest.raises(BlockingIOError):
             datagrams.recv(1)
-    after = secret.stat()
-    assert (before.st_mode, before.st_mtime, before.st_nlink) == (after.st_mode, after.st_mtime, after.st_nlink)
+    final = secret.stat()
+    assert (initial.st_mode, initial.st_mtime, initial.st_nlink) == (final.st_mode, final.st_mtime, final.st_nlink)
     assert secret.read_text() == "kept"
     assert bystander.poll() is None
     bystander.kill()

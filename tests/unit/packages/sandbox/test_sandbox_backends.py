@@ -279,7 +279,7 @@ def _descendants(pid: int) -> list[int]:
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+    pids = [pid]
+    for ancestor in pids:
+        pids += [child for child, parent in parents.items() if parent == ancestor]
+    return pids[1:]

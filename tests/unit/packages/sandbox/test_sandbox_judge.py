@@ -30,14 +30,14 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 # ---- calls
 
 
-def check(body: str, entry_point: str = "f", **more: Any) -> Job:
+def check(body: str, entry_point: str = "f", **fields: Any) -> Job:
     return Job(
         kind="check",
         setup="",
         test=f"def check(candidate):\n    {body}\n",
         entry_point=entry_point,
         count_all=False,
-        **more,
+        **fields,
     )
 
 
@@ -265,8 +265,8 @@ def f(x):
 def scripts(
     sandbox: Sandbox, program: str, *pairs: tuple[str, str], count_all: bool = False, **limits: Any
 ) -> Judgement:
-    made = [{"input": given, "output": wanted} for given, wanted in pairs]
-    return judge_scripts(sandbox, program, made, Limits(**{"memory_bytes": 512 << 20, **limits}), count_all)
+    cases = [{"input": stdin, "output": wanted} for stdin, wanted in pairs]
+    return judge_scripts(sandbox, program, cases, Limits(**{"memory_bytes": 512 << 20, **limits}), count_all)
 
 
 READERS = {

@@ -227,9 +227,9 @@ keep = []
 """
 
 
-def owner_of(sandbox: Sandbox, main: str, how: str) -> tuple[subprocess.Popen[str], int]:
+def owner_of(sandbox: Sandbox, main: str, startup: str) -> tuple[subprocess.Popen[str], int]:
     """A process that runs `main` in a sandbox, and the id of the program."""
-    code = OWNER.format(backend=sandbox.name, main=main, how=textwrap.dedent(how))
+    code = OWNER.format(backend=sandbox.name, main=main, how=textwrap.dedent(startup))
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout
     return owner, int(owner.stdout.readline())
@@ -249,13 +249,13 @@ def test_a_program_dies_with_an_owner_that_is_killed(sandbox: Sandbox, folders: 
 
 
 def test_a_program_outlives_the_thread_that_started_it(sandbox: Sandbox) -> None:
-    how = """
+    startup = """
         thread = threading.Thread(target=start); thread.start(); thread.join()
         time.sleep(0.3)
         keep[0].stdin.write(b"still there\\n")
         print(keep[0].wait().stdout, flush=True)
     """
-    owner, _ = owner_of(sandbox, "print(input())", how)
+    owner, _ = owner_of(sandbox, "print(input())", startup)
     assert owner.communicate()[0] == "b'still there\\n'\n"
 
 
@@ -268,9 +268,9 @@ def test_an_owner_that_leaves_takes_its_programs_and_their_folders_along(sandbox
 
 
 def test_an_owner_with_little_memory_of_its_own(sandbox: Sandbox) -> None:
-    how = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))"
-    how += "; start(); print(keep[0].wait().status)"
-    owner, _ = owner_of(sandbox, "bytearray(300 << 20)", how)
+    startup = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))"
+    startup += "; start(); print(keep[0].wait().status)"
+    owner, _ = owner_of(sandbox, "bytearray(300 << 20)", startup)
     assert owner.communicate()[0] == "0\n"
 
 
@@ -303,13 +303,13 @@ def test_a_folder_is_removed_whatever_is_in_it(folders: Path) -> None:
 
 def test_a_deep_folder_is_removed() -> None:
     folder = PrivateFolder()
-    here = os.open(folder.path, os.O_RDONLY)
+    parent = os.open(folder.path, os.O_RDONLY)
     for _ in range(1500):
-        os.mkdir("d" * 9, dir_fd=here)
-        deeper = os.open("d" * 9, os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(here)
+        os.mkdir("d" * 9, dir_fd=parent)
+        deeper = os.open("d" * 9, os.O_RDONLY, dir_fd=parent)
+        os.close(parent)
+        parent = deeper
+    os.close(parent)
     assert folder.exceeds(1 << 40, os.getpid())
     folder.remove()
     assert not Path(folder.path).exists()
@@ -321,9 +321,9 @@ def test_removal_follows_no_link(tmp_path: Path) -> None:
     mode = tmp_path.stat().st_mode
     folder = PrivateFolder()
     Path(folder.path, "inner").mkdir()
-    for place in (folder.path, folder.path + "/inner"):
-        Path(place, "link").symlink_to(tmp_path)
-        Path(place, "file").symlink_to(tmp_path / "sub" / "kept")
+    for directory in (folder.path, folder.path + "/inner"):
+        Path(directory, "link").symlink_to(tmp_path)
+        Path(directory, "file").symlink_to(tmp_path / "sub" / "kept")
     folder.remove()
     folder.remove()
     assert not Path(folder.path).exists()
@@ -356,17 +356,17 @@ def test_an_owner_with_many_open_files(sandbox: Sandbox) -> None:
     if hard < 2048:
         pytest.skip(f"the hard limit of open files is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
         assert run(sandbox, "print(input())", stdin=b"x").stdout == b"x\n"
     finally:
-        for fd in taken:
+        for fd in descriptors:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_no_limit_of_the_owner_changes(sandbox: Sandbox) -> None:
     kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-    before = [resource.getrlimit(kind) for kind in kinds]
+    limits = [resource.getrlimit(kind) for kind in kinds]
     run(sandbox, "")
-    assert [resource.getrlimit(kind) for kind in kinds] == before
+    assert [resource.getrlimit(kind) for kind in kinds] == limits

@@ -31,15 +31,15 @@ def ended(main: str, **limits: float) -> Exit:
 
 def sleepers(seconds: str) -> list[str]:
     """Processes of this machine that run `sleep` for that long."""
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if words[1:2] == [seconds.encode()]:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def test_it_starts_programs_and_gets_their_output() -> None:

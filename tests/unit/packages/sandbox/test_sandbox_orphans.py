@@ -70,15 +70,15 @@ def test_bubblewrap_leaves_no_zombie() -> None:
     assert left_behind(TWO_PROGRAMS) == "left behind: 0"
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_process_stays_the_subreaper_that_it_was(before: bool) -> None:
+@pytest.mark.parametrize("subreaper", [True, False])
+def test_a_process_stays_the_subreaper_that_it_was(subreaper: bool) -> None:
     program = f"""
 from rlcli_sandbox import orphans
-orphans._set_subreaper({before})
+orphans._set_subreaper({subreaper})
 with orphans.adopting():
     with orphans.adopting():
         pass
     assert orphans._is_subreaper()
-assert orphans._is_subreaper() == {before}
+assert orphans._is_subreaper() == {subreaper}
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

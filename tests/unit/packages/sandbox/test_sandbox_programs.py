@@ -153,13 +153,13 @@ def test_a_signal_is_a_negative_status(sandbox: Sandbox, number: int) -> None:
 
 
 def test_descriptors_that_are_passed_keep_their_numbers(sandbox: Sandbox) -> None:
-    for_reading, there = os.pipe()
-    here, for_writing = os.pipe()
-    os.write(there, b"ping")
+    for_reading, to_program = os.pipe()
+    from_program, for_writing = os.pipe()
+    os.write(to_program, b"ping")
     program = f"import os; os.write({for_writing}, os.read({for_reading}, 4) + b'-pong')"
     run(sandbox, program, pass_fds=[for_reading, for_writing])
-    assert os.read(here, 100) == b"ping-pong"
-    for fd in (for_reading, there, here, for_writing):
+    assert os.read(from_program, 100) == b"ping-pong"
+    for fd in (for_reading, to_program, from_program, for_writing):
         os.close(fd)
 
 
@@ -188,8 +188,8 @@ def test_nothing_of_the_owners_environment_is_inside(sandbox: Sandbox, monkeypat
 
 
 def test_the_project_is_not_inside(sandbox: Sandbox) -> None:
-    here = str(Path(__file__).resolve())
-    ended = run(sandbox, f"print(open({here!r}).read())")
+    test_file = str(Path(__file__).resolve())
+    ended = run(sandbox, f"print(open({test_file!r}).read())")
     assert ended.status == 1
     assert b"FileNotFoundError" in ended.stderr or b"PermissionError" in ended.stderr
 

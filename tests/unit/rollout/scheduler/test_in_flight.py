@@ -82,11 +82,13 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming_rollouts, "SLICE_S", 0.0)
 
 
-def source_of(workers: Workers, staleness: int, engine_steps: int | None, apart: bool = True, **rules: Any) -> Rollouts:
+def source_of(
+    workers: Workers, staleness: int, engine_steps: int | None, separate: bool = True, **rules: Any
+) -> Rollouts:
     source = harness.source_of(workers, oversample=1.0, kind=StreamingRollouts, **rules)
     async_config = {"staleness": staleness, "engine_steps": engine_steps}
     source.config = source.config.changed(
-        async_=async_config, rollout={"workers": len(workers) if apart else 0}, train={"steps": STEPS}
+        async_=async_config, rollout={"workers": len(workers) if separate else 0}, train={"steps": STEPS}
     )
     return source
 
@@ -164,15 +166,15 @@ def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
     slots=st.sampled_from([2, 6, 32]),
     engines=st.integers(1, 3),
     steps=st.sampled_from([None, 0, 5, 40]),
-    apart=st.booleans(),
+    separate=st.booleans(),
     keep=st.booleans(),
 )
 def test_groups_are_taken_in_the_order_drawn_and_none_is_too_old(
-    staleness: int, slots: int, engines: int, steps: int | None, apart: bool, keep: bool
+    staleness: int, slots: int, engines: int, steps: int | None, separate: bool, keep: bool
 ) -> None:
-    workers = Workers([Engine(slots) for _ in range(engines)], keep and apart)
-    run = Run(source_of(workers, staleness, steps, apart), workers)
-    if steps is None and apart:  # the update comes after two looks
+    workers = Workers([Engine(slots) for _ in range(engines)], keep and separate)
+    run = Run(source_of(workers, staleness, steps, separate), workers)
+    if steps is None and separate:  # the update comes after two looks
         looks = iter([False, False, True] * STEPS)
         prefetch = run.source.prefetch
         run.source.prefetch = lambda step, should_stop: prefetch(step, lambda: next(looks))  # type: ignore[method-assign]
@@ -198,13 +200,15 @@ def test_responses_go_on_through_updates_and_the_first_ones_do_not_wait() -> Non
     )
 
 
-@pytest.mark.parametrize(("staleness", "steps", "apart"), [(1, 0, True), (2, 0, True), (2, 5, True), (2, None, False)])
+@pytest.mark.parametrize(
+    ("staleness", "steps", "separate"), [(1, 0, True), (2, 0, True), (2, 5, True), (2, None, False)]
+)
 def test_a_run_that_counts_steps_is_a_function_of_its_seed_and_resumes(
-    staleness: int, steps: int | None, apart: bool
+    staleness: int, steps: int | None, separate: bool
 ) -> None:
     def run(resumed: bool) -> list[list[tuple[Any, ...]]]:
         workers = Workers([Engine(6), Engine(6)])
-        source = source_of(workers, staleness, steps, apart)
+        source = source_of(workers, staleness, steps, separate)
         source.config = source.config.changed(train={"deterministic": True, "steps": STEPS})
         run = Run(source, workers)
         return run.until(STEPS, resumed=resumed).rows()

@@ -46,7 +46,7 @@ class Source:
         self.dropped += 1
 
 
-def ahead_of(source: Source, beside: bool = True, last: int = 9) -> tuple[Prefetcher, list[str]]:
+def ahead_of(source: Source, concurrent: bool = True, last: int = 9) -> tuple[Prefetcher, list[str]]:
     killed: list[str] = []
 
     def kill() -> None:
@@ -54,7 +54,7 @@ def ahead_of(source: Source, beside: bool = True, last: int = 9) -> tuple[Prefet
         source.may.set()
 
     typed_source: Any = source
-    return Prefetcher(typed_source, beside, last, kill), killed
+    return Prefetcher(typed_source, concurrent, last, kill), killed
 
 
 def test_the_engines_generate_beside_each_step_but_the_last() -> None:
@@ -74,7 +74,7 @@ def test_the_engines_generate_beside_each_step_but_the_last() -> None:
 
 def test_where_nothing_is_generated_beside_training_there_is_no_thread() -> None:
     source = Source()
-    prefetcher, _ = ahead_of(source, beside=False)
+    prefetcher, _ = ahead_of(source, concurrent=False)
     for step in (1, 2, 3):
         prefetcher.take(step)
     prefetcher.wait()

@@ -173,8 +173,12 @@ class Setting:
             "tracking": {"save_samples": draw.random() < 0.3},
         }
         events = [draw.choice(["", "", "", "resume", "state", "drop", "roll_back", "lower"]) for _ in range(STEPS)]
-        rows, greedy, kept = draw.choice([7, 50]), draw.random() < 0.3, kind == "streaming" and draw.random() < 0.4
-        return cls(number, RunConfig.model_validate(sections), engines, slots, rows, greedy, kept, events)
+        rows, greedy, keep_partials = (
+            draw.choice([7, 50]),
+            draw.random() < 0.3,
+            kind == "streaming" and draw.random() < 0.4,
+        )
+        return cls(number, RunConfig.model_validate(sections), engines, slots, rows, greedy, keep_partials, events)
 
     def prompts(self) -> TokenizedPrompts:
         row = ({"role": "user", "content": "?"},)

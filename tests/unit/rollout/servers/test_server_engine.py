@@ -211,9 +211,9 @@ def _shorter(answer: Any) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("how", WRONG)
-def test_a_server_that_answers_something_else_is_refused(servers: Any, engine_of: Any, how: str) -> None:
-    change, text = WRONG[how]
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_server_that_answers_something_else_is_refused(servers: Any, engine_of: Any, fault: str) -> None:
+    change, text = WRONG[fault]
     with pytest.raises(SetupError, match=r"^rollout.servers: http") as error:
         engine_of(servers(change={GENERATE: change}))
     assert text in str(error.value)

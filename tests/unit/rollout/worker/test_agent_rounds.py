@@ -101,8 +101,8 @@ def engine(model: Path) -> Iterator[TransformersEngine]:
     transformers_engine.close()
 
 
-def config_of(model: Path, how: str = "", marks: Path | str = "", **environment: Any) -> RunConfig:
-    command = shlex.join([sys.executable, str(model.parent / "agent.py"), how, str(marks)])
+def config_of(model: Path, behavior: str = "", marks: Path | str = "", **environment: Any) -> RunConfig:
+    command = shlex.join([sys.executable, str(model.parent / "agent.py"), behavior, str(marks)])
     return RunConfig.model_validate(
         {
             "model": {"path": str(model)},
@@ -138,8 +138,8 @@ def held(
     assert isinstance(report, RolloutBatch)
     shard = role.take_shard()
     assert shard is not None
-    found = report.samples.sorted()
-    return report, [shard.row(row) for row in found.row.tolist()], scorer
+    table = report.samples.sorted()
+    return report, [shard.row(row) for row in table.row.tolist()], scorer
 
 
 @pytest.mark.long
@@ -188,16 +188,16 @@ def test_in_order_no_bit_depends_on_how_long_agents_take(engine: TransformersEng
 
 
 @pytest.mark.parametrize(
-    ("how", "detail"),
+    ("behavior", "detail"),
     [
         ("crash", "crash: the agent ended with exit status 1: no"),
         ("die", "died: the agent ended with signal 6"),
     ],
 )
 def test_a_failed_agent_is_started_again_and_then_no_reward(
-    how: str, detail: str, engine: TransformersEngine, model: Path, tmp_path: Path
+    behavior: str, detail: str, engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
-    config = config_of(model, how, tmp_path)
+    config = config_of(model, behavior, tmp_path)
     report, _, scorer = held(engine, config, ["always", "once", "never"], samples=1)
     lost, *saved = report.samples.sorted()
     assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
@@ -207,7 +207,7 @@ def test_a_failed_agent_is_started_again_and_then_no_reward(
 
 
 @pytest.mark.parametrize(
-    ("how", "verifier", "detail"),
+    ("behavior", "verifier", "detail"),
     [
         ("silent", "environment + 0.1 * format", "posted no reward, which the verifier"),
         ("of before", "environment", "needs: a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY"),
@@ -215,9 +215,9 @@ def test_a_failed_agent_is_started_again_and_then_no_reward(
     ],
 )
 def test_a_reward_that_is_missing_or_unread_is_no_reward(
-    how: str, verifier: str, detail: str, engine: TransformersEngine, model: Path
+    behavior: str, verifier: str, detail: str, engine: TransformersEngine, model: Path
 ) -> None:
-    report, _, _ = held(engine, config_of(model, how), ["a"], samples=1, verifier=verifier)
+    report, _, _ = held(engine, config_of(model, behavior), ["a"], samples=1, verifier=verifier)
     assert report.samples[0].verdict.outcome is Outcome.ENVIRONMENT
     assert detail in report.samples[0].verdict.detail
 
@@ -263,13 +263,13 @@ def test_an_agent_may_give_up_a_request_and_ask_again(engine: TransformersEngine
     assert [row.branches[-1].turns for row in rows] == [2] * 4
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("with_answer", [False, True])
 def test_a_row_has_the_answer_only_if_it_is_asked_for(
-    asked: bool, engine: TransformersEngine, model: Path, tmp_path: Path
+    with_answer: bool, engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
     copies = "import os, shutil, sys; shutil.copy(os.environ['RLCLI_ROW'], sys.argv[1])"
     name = shlex.join([sys.executable, "-c", copies, str(tmp_path / "row.json")])
-    config = config_of(model).changed(environment={"name": name, "ground_truth": asked})
+    config = config_of(model).changed(environment={"name": name, "ground_truth": with_answer})
     extra = {"index": 3, "question": "6 × 7?", "answer": "so #### 42", "response": "42", "solution": "42"}
     prompt = Prompt("a", ({"role": "user", "content": "6 × 7?"},), "gsm8k", "math", "environment", "42", extra)
     with AgentPool(config, load_tokenizer(str(model)), engine.spec.stop_token_ids) as agents:
@@ -277,8 +277,8 @@ def test_a_row_has_the_answer_only_if_it_is_asked_for(
         agents.events.get()
     row = json.loads((tmp_path / "row.json").read_text())
     assert (row["id"], row["data_source"], row["messages"][0]["content"]) == ("a", "gsm8k", "6 × 7?")
-    assert row["extra_info"] == (extra if asked else {"index": 3, "question": "6 × 7?"})
-    assert row.get("ground_truth") == ("42" if asked else None)
+    assert row["extra_info"] == (extra if with_answer else {"index": 3, "question": "6 × 7?"})
+    assert row.get("ground_truth") == ("42" if with_answer else None)
 
 
 def test_an_agent_that_asks_nothing_is_refused_before_the_run(engine: TransformersEngine, model: Path) -> None:

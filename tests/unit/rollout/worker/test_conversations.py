@@ -219,9 +219,9 @@ def test_in_order_no_bit_depends_on_how_long_environments_take(engine: Transform
     config = config_of(model, "Slow")
     (_, first, _), (_, repeated, _) = (held(engine, config, ["a", "b", "c", "d"], ordered=True) for _ in range(2))
     assert sum(row.turns for row in first) > len(first) + 4
-    for one, other in zip(first, repeated, strict=True):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert one.log_probs.tobytes() == other.log_probs.tobytes()
+    for original, other in zip(first, repeated, strict=True):
+        assert original.tokens.tolist() == other.tokens.tolist()
+        assert original.log_probs.tobytes() == other.log_probs.tobytes()
 
 
 def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: TransformersEngine, model: Path) -> None:
@@ -269,17 +269,17 @@ def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: Tran
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])
+@pytest.mark.parametrize("failure", ["raise", "hang", "die", "protocol"])
 def test_a_failed_environment_is_tried_again_and_then_no_reward(
-    how: str, engine: TransformersEngine, model: Path, tmp_path: Path
+    failure: str, engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
-    options = {"how": how, "marks": str(tmp_path)}
+    options = {"how": failure, "marks": str(tmp_path)}
     config = config_of(model, "Bad", options=options, deadline_s=0.7, processes=3)
     report, rows, scorer = held(engine, config, ["always", "once"], samples=1)
     lost, saved = report.samples.sorted()
     assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
     details = {"raise": "crash: step raised ValueError: no", "hang": "timeout", "die": "died", "protocol": "protocol"}
-    assert lost.verdict.detail.startswith(details[how])
+    assert lost.verdict.detail.startswith(details[failure])
     assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)
     assert saved.verdict.outcome == Outcome.OK
     assert [row for row, _, _ in scorer.asked] == ["once"]
@@ -314,7 +314,7 @@ def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, mod
         while turns:
             for turn in turns:
                 conversations.add_turn(turn.key, RequestOutput(turn.key, [VersionedTokens(ids, log_probs, 0)], "stop"))
-            turns = [one for one in conversations.poll() if isinstance(one, Turn)]
+            turns = [event for event in conversations.poll() if isinstance(event, Turn)]
         assert not conversations._groups
         assert not conversations._states
 

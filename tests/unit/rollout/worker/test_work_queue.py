@@ -35,9 +35,9 @@ from tests.groups import CalledByName
 SAMPLES, LIMIT, END = 3, 40, 0
 
 
-def task(position: int, responses: int = 2, prompt_tokens: int = 4, begun: int = 0) -> PromptTask:
+def task(position: int, responses: int = 2, prompt_tokens: int = 4, prefix_tokens: int = 0) -> PromptTask:
     source = Prompt(f"row:{position}", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
-    partials = {0: PartialRollout(position, 0, 0, 0, begun, 1)} if begun else {}
+    partials = {0: PartialRollout(position, 0, 0, 0, prefix_tokens, 1)} if prefix_tokens else {}
     return PromptTask(position, np.arange(prompt_tokens, dtype=np.int32), source, responses, partial=partials)
 
 
@@ -59,7 +59,7 @@ def test_resumed_then_large_groups_are_assigned_to_the_least_loaded() -> None:
     sizes = [100, 3000, 100, 900, 1000, 1100]
     shares, _ = assign([task(i, prompt_tokens=size) for i, size in enumerate(sizes)], 2, LIMIT)
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
-    shares, remaining = assign([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
+    shares, remaining = assign([task(0, prompt_tokens=3000), task(1, prefix_tokens=30), task(2)], 1, LIMIT, slots=2)
     assert (positions(shares), [waiting_task.group for waiting_task in remaining]) == ([[1]], [0, 2])
 
 

@@ -135,11 +135,11 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
             backend = FsdpBackend(model, RunConfig.model_validate({"train": {"max_grad_norm": 1e-3}}), mesh)
             flat_before = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
-            own = partial(
+            scaled_loss = partial(
                 lambda factor, loss, _, outputs: (factor * loss(outputs[0]), {}), factor if rank else 1.0, loss
             )
             micro: Any = SimpleNamespace(empty=False, packed=inputs)
-            sums = update_of(backend, [micro], own)
+            sums = update_of(backend, [micro], scaled_loss)
             flat_after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
             scale = loaded = None
             if backend.scale is not None:

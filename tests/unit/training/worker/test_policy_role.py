@@ -176,7 +176,7 @@ def test_a_reference_is_loaded_only_for_a_kl_and_not_beside_an_adapter(
 def test_an_adapters_optimizer_knows_nothing_of_the_base(mesh: Any, base: str, dtype: torch.dtype) -> None:
     config = configured(base, lora={"rank": 4})
     role = role_of(config, mesh, dtype)
-    before = weights(role)
+    initial_weights = weights(role)
     role.update(batch_of(role, config), 0, HALF)
     optimizer = fsdp(role).optimizer
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -184,7 +184,7 @@ def test_an_adapters_optimizer_knows_nothing_of_the_base(mesh: Any, base: str, d
         assert (id(parameter) in held) == (".lora_" in name)
         assert (parameter in optimizer.state) == (".lora_" in name)
         assert parameter.dtype == (torch.float32 if ".lora_" in name else dtype)
-        moved = not torch.equal(_local(parameter), _local(before[name]))
+        moved = not torch.equal(_local(parameter), _local(initial_weights[name]))
         assert moved == (".lora_B" in name), "of fresh factors A has no gradient: B is 0"
 
 
@@ -208,16 +208,16 @@ def test_bf16_computes_and_masters_moments_and_gradients_are_float32(
 def test_an_update_with_shared_prompts_is_that_of_samples_apart(
     mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, found = configured(base), []
+    config, results = configured(base), []
     for worth in (1 / 16, 2.0):
         monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", worth)
         role = role_of(config, mesh)
         batch = batch_of(role, config)
-        found.append((sum(micro.packed.tokens for micro in batch), *updated(role, batch)))
-    (few, sums, after), (many, expected, reference) = found
+        results.append((sum(micro.packed.tokens for micro in batch), *updated(role, batch)))
+    (few, sums, gradients), (many, expected, reference) = results
     assert few == many - PROMPT_TOKENS * (2 * SAMPLES - 2)
     assert sums == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert_alike(after, reference)
+    assert_alike(gradients, reference)
 
 
 class Together:
@@ -250,8 +250,8 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
         role.compute_old_log_probs(batch)
         for micro in batch:  # the engine's are the trainer's but for every fifth token, and two whole samples
             sequence = micro.packed.sequence
-            place = torch.arange(len(sequence)) - (micro.lengths.cumsum(0) - micro.lengths)[sequence]
-            drift = (place + micro.samples[sequence]) % 5 == 0
+            position = torch.arange(len(sequence)) - (micro.lengths.cumsum(0) - micro.lengths)[sequence]
+            drift = (position + micro.samples[sequence]) % 5 == 0
             drift |= torch.isin(micro.samples, torch.tensor([3, 7]))[sequence]
             micro.tokens.rollout_log_probs = micro.tokens.old_log_probs - torch.where(drift, 1.0, 0.01)
     from rlcli.algorithms.ranks import Ranks  # here, since files that import algorithms are run for their coverage
@@ -265,24 +265,24 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
         thread.start()
     for thread in threads:
         thread.join()
-    whole = batches[0]
+    merged = batches[0]
     for other in batches[1:]:
-        assert other.policy_counts == whole.policy_counts
-        assert torch.equal(other.columns.group_tokens, whole.columns.group_tokens)
-        whole.minibatches[0] += other.minibatches[0]
-    return whole
+        assert other.policy_counts == merged.policy_counts
+        assert torch.equal(other.columns.group_tokens, merged.columns.group_tokens)
+        merged.minibatches[0] += other.minibatches[0]
+    return merged
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "group-mean-token-mean"])
 def test_a_rejection_gives_the_same_update_in_any_split(mesh: Any, base: str, aggregation: str) -> None:
-    found = []
+    results = []
     for ranks, tokens in ((1, 400), (2, 64)):
         algorithm = {"correction": "token_tis * token_mask", "aggregation": aggregation}
         config = configured(base, algorithm=algorithm, train={"tokens_per_microbatch": tokens})
         role = role_of(config, mesh)
         batch = rejected(role, config, ranks)
-        found.append((batch.policy_counts, *updated(role, batch)))
-    (works, sums, gradients), *others = found
+        results.append((batch.policy_counts, *updated(role, batch)))
+    (works, sums, gradients), *others = results
     for other in others:
         assert other[0] == works
         assert other[1] == pytest.approx(sums, rel=1e-4, abs=1e-5)
@@ -293,19 +293,19 @@ def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, ba
     config = configured(base, algorithm={"correction": "token_mask", "loss": "clip_cov"})
     role = role_of(config, mesh)
     batch = rejected(role, config, 1)
-    left: dict[int, int] = {}
+    kept_tokens: dict[int, int] = {}
     for micro in batch:
         for row, sample in enumerate(micro.samples.tolist()):
-            left[sample] = int(micro.tokens.kept[micro.packed.sequence == row].sum())
-    assert left[3] == left[7] == 0
-    before, after = batch.minibatch_counts[0], batch.policy_counts[0]
-    assert after.tokens == sum(left.values()) < before.tokens
-    assert after.sequences == sum(kept > 0 for kept in left.values()) == before.sequences - 2
-    assert after.groups == before.groups == PROMPTS
+            kept_tokens[sample] = int(micro.tokens.kept[micro.packed.sequence == row].sum())
+    assert kept_tokens[3] == kept_tokens[7] == 0
+    planned, policy_counts = batch.minibatch_counts[0], batch.policy_counts[0]
+    assert policy_counts.tokens == sum(kept_tokens.values()) < planned.tokens
+    assert policy_counts.sequences == sum(count > 0 for count in kept_tokens.values()) == planned.sequences - 2
+    assert policy_counts.groups == planned.groups == PROMPTS
     right = batch.columns.right.tolist()
-    assert after.right_tokens == sum(kept for sample, kept in left.items() if right[sample])
+    assert policy_counts.right_tokens == sum(count for sample, count in kept_tokens.items() if right[sample])
     groups = batch.columns.groups.tolist()
-    of_groups = [sum(left[s] for s in left if groups[s] == group) for group in groups]
+    of_groups = [sum(kept_tokens[s] for s in kept_tokens if groups[s] == group) for group in groups]
     assert batch.columns.group_tokens.tolist() == of_groups
     fill_selected(role.algorithm, batch, role.policy.ranks)
     for micro in batch:

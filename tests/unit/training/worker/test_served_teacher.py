@@ -43,10 +43,10 @@ class Teacher(BaseHTTPRequestHandler):
         with torch.no_grad():
             rows = self.lm(ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
         listed: list[Any] = [None]
-        for row, own in zip(rows, ids[1:].tolist(), strict=True):
+        for row, token in zip(rows, ids[1:].tolist(), strict=True):
             ranks = row.argsort(descending=True).argsort() + 1
-            wanted = {own, *row.topk(body["prompt_logprobs"]).indices.tolist()}
-            listed.append({str(one): {"logprob": float(row[one]), "rank": int(ranks[one])} for one in wanted})
+            wanted = {token, *row.topk(body["prompt_logprobs"]).indices.tolist()}
+            listed.append({str(i): {"logprob": float(row[i]), "rank": int(ranks[i])} for i in wanted})
         return self._answer({"choices": [{"prompt_logprobs": listed}]})
 
     def _answer(self, content: Any) -> None:
@@ -72,12 +72,12 @@ def served(base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     servers = []
 
     def serve(seed: int = 1, changed: Callable[[str, Any], Any] = lambda path, content: content) -> str:
-        own = {
+        attributes = {
             "lm": tiny_lm(seed=seed).double().eval(),
             "tokenizer": AutoTokenizer.from_pretrained(base),
             "changed": staticmethod(changed),
         }
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Teacher,), own)))
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Teacher,), attributes)))
         threading.Thread(target=servers[-1].serve_forever, args=(0.01,)).start()
         return f"http://127.0.0.1:{servers[-1].server_port}"
 
@@ -97,23 +97,23 @@ def test_it_gives_what_the_model_in_the_worker_gives(
     mesh: Any, base: str, served: Served, tmp_path: Path, algorithm: dict[str, Any], top_k: int, tokens: int
 ) -> None:
     _, far = taught(configured(base, served(1), algorithm, tokens, top_k), mesh)
-    _, here = taught(configured(base, folder(tmp_path, 1), algorithm, tokens, top_k), mesh)
-    assert_alike(far, here, OF_TOKENS + OF_TOP * bool(top_k))
+    _, local = taught(configured(base, folder(tmp_path, 1), algorithm, tokens, top_k), mesh)
+    assert_alike(far, local, OF_TOKENS + OF_TOP * bool(top_k))
 
 
 def test_one_teacher_is_served_and_another_is_here(mesh: Any, base: str, served: Served, tmp_path: Path) -> None:
     first, second = folder(tmp_path, 1), folder(tmp_path, 2)
     sources = ["sums", "code"]
-    found = [
+    batches = [
         taught(configured(base, [{"path": each, "sources": sources}, second], TOP, top_k=3), mesh)[1]
         for each in (served(1), first)
     ]
-    assert_alike(*found, OF_TOKENS + OF_TOP)
+    assert_alike(*batches, OF_TOKENS + OF_TOP)
 
 
-def assert_alike(far: Any, here: Any, names: tuple[str, ...]) -> None:
+def assert_alike(far: Any, local: Any, names: tuple[str, ...]) -> None:
     for name in names:
-        expected = by_sample(here, name)
+        expected = by_sample(local, name)
         assert any(len(values) for values in expected.values())
         for sample, values in by_sample(far, name).items():
             torch.testing.assert_close(values, expected[sample], rtol=0, atol=1e-5)
@@ -123,10 +123,10 @@ def test_a_server_that_answers_late_is_asked_again(served: Served) -> None:
     failures = iter([500, 503])
     url = served(1, lambda path, content: next(failures, content) if path == "/v1/completions" else content)
     tokens = np.array([5, 6, 7], np.int32)
-    (found,) = ServedTeacher(url, 0, VOCABULARY).score([(tokens, np.array([False, True, True]))])
+    (scores,) = ServedTeacher(url, 0, VOCABULARY).score([(tokens, np.array([False, True, True]))])
     with torch.no_grad():
         row = tiny_lm(seed=1).double()(torch.tensor([[5, 6]])).logits[0].log_softmax(-1)
-    assert found.log_probs.tolist() == pytest.approx([float(row[0, 6]), float(row[1, 7])], abs=1e-6)
+    assert scores.log_probs.tolist() == pytest.approx([float(row[0, 6]), float(row[1, 7])], abs=1e-6)
     assert next(failures, None) is None
 
 
@@ -203,10 +203,10 @@ def test_what_cannot_teach_is_refused_before_the_run(
 
 def test_the_first_token_that_differs_is_named(served: Served, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_teacher, "IDS_AT_ONCE", 16)
-    own = chr(0x4E00 + 37)
+    character = chr(0x4E00 + 37)
 
     def changed(path: str, content: Any) -> Any:
-        return {"prompt": content["prompt"].replace(own, "?")} if path == "/detokenize" else content
+        return {"prompt": content["prompt"].replace(character, "?")} if path == "/detokenize" else content
 
-    with pytest.raises(ModelError, match=rf"the id 37 is '\?' there, and '{own}' is the policy's"):
+    with pytest.raises(ModelError, match=rf"the id 37 is '\?' there, and '{character}' is the policy's"):
         check_served_teacher(served(1, changed), base, 8, 0)

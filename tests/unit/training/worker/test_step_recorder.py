@@ -53,8 +53,8 @@ def collected() -> RolloutBatch:
     builder, samples = ShardBuilder(), []
     for index, score in enumerate(SCORES):
         length = 2 + index
-        drawn = np.arange(length, dtype=np.int32) + 10 * index
-        row = builder.add(Trajectory.single(np.array([1, 2], np.int32), drawn, np.full(length, -0.5, np.float32)))
+        tokens = np.arange(length, dtype=np.int32) + 10 * index
+        row = builder.add(Trajectory.single(np.array([1, 2], np.int32), tokens, np.full(length, -0.5, np.float32)))
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
         samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
     return RolloutBatch(SampleTable.of(samples), [builder.build()])
@@ -66,12 +66,12 @@ class Step:
     def __init__(self, folder: Path, tokenizer: str, ranks: int = 1, **algorithm: Any) -> None:
         config = RunConfig.model_validate({"algorithm": algorithm, "rollout": {"max_response_tokens": 8}})
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
-        chosen = select_batch(collected(), self.algorithm, config, 0)
-        active = chosen.active or [True] * 6
-        samples = [RecordedSample(place, f"row:{place}", 1, 0, place, active[place]) for place in (0, 3, 5)]
+        selected = select_batch(collected(), self.algorithm, config, 0)
+        active = selected.active or [True] * 6
+        samples = [RecordedSample(index, f"row:{index}", 1, 0, index, active[index]) for index in (0, 3, 5)]
         recording = Recording(1, str(folder / "tokens-{rank}.parquet"), tokenizer, samples)
-        plan = plan_step(chosen, config, ranks)
-        self.work = build_train_rows(plan, chosen, 0, recording)
+        plan = plan_step(selected, config, ranks)
+        self.work = build_train_rows(plan, selected, 0, recording)
         self.folder, self.ranks = folder, range(ranks)
         self.bins = [plan.of_rank(rank) for rank in self.ranks]
         self.batches = [TrainBatch(bins, self.work, torch.device("cpu")) for bins in self.bins]
@@ -110,11 +110,11 @@ def test_values_are_those_of_the_first_forward_pass(ranks: int, tmp_path: Path, 
     rows = step.rows()
     assert sorted(rows) == [0, 3, 5]
     for sample in (0, 5):
-        row, drawn = rows[sample], 2 + sample
-        assert row["trainer_log_prob"] == [None, None, *[-1.0 - sample] * drawn]
-        assert row["entropy"] == [None, None, *map(float, range(drawn))]
-        assert row["engine_log_prob"] == [None, None, *[-0.5] * drawn]
-        assert row["advantage"][2:] == [row["advantage"][2]] * drawn
+        row, length = rows[sample], 2 + sample
+        assert row["trainer_log_prob"] == [None, None, *[-1.0 - sample] * length]
+        assert row["entropy"] == [None, None, *map(float, range(length))]
+        assert row["engine_log_prob"] == [None, None, *[-0.5] * length]
+        assert row["advantage"][2:] == [row["advantage"][2]] * length
         assert (row["advantage"][2] > 0) == (SCORES[sample] == 1.0)
     assert rows[3]["ids"] == [1, 2, *range(30, 35)], "no rank forwards it, and the first one has its tokens"
     assert rows[3]["trainer_log_prob"] == rows[3]["entropy"] == rows[3]["advantage"] == [None] * 7
@@ -138,7 +138,7 @@ def test_mean_advantages_are_reported_where_tokens_differ(ranks: int, tmp_path: 
             counts = [torch.arange(length) for length in micro.lengths.tolist()]
             micro.tokens.advantages = torch.cat(counts).float()
         recorder.record_advantages(batch)
-    means = {place: value for recorder in step.recorders for place, value in recorder.finish()[0].items()}
+    means = {index: value for recorder in step.recorders for index, value in recorder.finish()[0].items()}
     assert means == {sample: (1 + sample) / 2 for sample in range(6)}, "of 0, 1, …, length - 1"
 
 

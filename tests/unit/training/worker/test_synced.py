@@ -46,7 +46,7 @@ def test_a_trainer_that_does_not_move_tells_nothing() -> None:
 
 
 def test_log_probs_that_are_no_numbers_do_not_pass() -> None:
-    checks, one = QuantizedSyncCheck(), np.zeros(TOKENS)
-    checks.check(one, one, 0)
+    checks, log_probs = QuantizedSyncCheck(), np.zeros(TOKENS)
+    checks.check(log_probs, log_probs, 0)
     with pytest.raises(RunFailed, match="the log-probs of worker 0's engine have moved by nan of what the trainer's"):
-        checks.check(one + 1, one * np.nan, 0)
+        checks.check(log_probs + 1, log_probs * np.nan, 0)

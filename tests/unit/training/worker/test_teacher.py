@@ -40,13 +40,13 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Three models of the policy's vocabulary; the last one has rows of the embedding that no token has."""
-    found = []
+    folders = []
     for seed in (1, 2, 3):
         folder = tmp_path_factory.mktemp(f"teacher-{seed}")
         tiny_lm(seed=seed, vocab_size=VOCABULARY + 28 * (seed == 3)).save_pretrained(folder)
         save_tokenizer(folder)
-        found.append(str(folder))
-    return found
+        folders.append(str(folder))
+    return folders
 
 
 def configured(base: str, teacher: Any, algorithm: dict[str, Any], tokens: int = 64, top_k: int = 0) -> RunConfig:
@@ -68,8 +68,8 @@ def collected() -> RolloutBatch:
     for index in range(PROMPTS * SAMPLES):
         prompt, length = index // SAMPLES, (0, 3, 7, 1, 9, 4, 2, 8)[index]
         tokens = random.integers(0, VOCABULARY, length, dtype=np.int32)
-        asked = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
-        row = builder.add(Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32)))
+        prompt_ids = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
+        row = builder.add(Trajectory.single(prompt_ids, tokens, np.full(length, -4.6, np.float32)))
         verdict = Verdict(0.0, Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
     return RolloutBatch(SampleTable.of(samples), [builder.build()], data_sources=SOURCES)
@@ -79,9 +79,9 @@ def taught(config: RunConfig, mesh: Any, ranks: int = 1) -> tuple[PolicyRole, Tr
     """The policy and the step's batch on so many ranks, one after another, joined to one."""
     load = FsdpLoader(config, torch.float32, CPU, ParallelDims.of(mesh.size(), 1))
     role, teacher = PolicyRole(config, CPU, load), TeacherRole(config, load)
-    chosen = select_batch(collected(), role.algorithm, config, seed=0)
-    plan = plan_step(chosen, config, ranks)
-    step = build_train_rows(plan, chosen, 0)
+    selected = select_batch(collected(), role.algorithm, config, seed=0)
+    plan = plan_step(selected, config, ranks)
+    step = build_train_rows(plan, selected, 0)
     batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         if role.algorithm.needs_old_log_probs(1):
@@ -99,16 +99,16 @@ def by_sample(batch: TrainBatch, name: str) -> dict[int, Any]:
 
 
 def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    found: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
     policy = role.policy
     assert isinstance(policy, FsdpBackend)
 
     def keep(*_: Any) -> None:
-        found.update((name, p.grad.clone()) for name, p in policy.model.named_parameters() if p.grad is not None)
+        gradients.update((name, p.grad.clone()) for name, p in policy.model.named_parameters() if p.grad is not None)
 
     policy.optimizer.register_step_pre_hook(keep)
     sums = role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0))
-    return sums, found
+    return sums, gradients
 
 
 def test_a_policy_that_equals_its_teacher_learns_nothing(mesh: Any, base: str) -> None:
@@ -124,11 +124,11 @@ def test_advantages_are_the_difference_to_the_teachers_own_log_probs(mesh: Any, 
     lm = tiny_lm(seed=1)
     advantages, old = by_sample(batch, "advantages"), by_sample(batch, "old_log_probs")
     shard = collected().shards[0]
-    for sample, found in advantages.items():
+    for sample, actual in advantages.items():
         tokens = torch.tensor(np.array(shard.row(sample).tokens), dtype=torch.int64)
         log_p = lm(tokens[None], use_cache=False).logits[0].double().log_softmax(-1)
         theirs = log_p[:-1].gather(-1, tokens[1:, None])[PROMPT_TOKENS - 1 :, 0]
-        torch.testing.assert_close(found.double(), theirs - old[sample].double(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(actual.double(), theirs - old[sample].double(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("algorithm", "top_k"), [(DRAWN, 0), (TOP, 4)], ids=["drawn", "top"])
@@ -137,10 +137,10 @@ def test_each_teacher_scores_the_samples_of_its_sources(
 ) -> None:
     several = [{"path": teachers[0], "sources": ["sums"]}, {"path": teachers[1], "sources": ["words"]}, teachers[2]]
     _, together = taught(configured(base, several, algorithm, top_k=top_k), mesh)
-    alone = [taught(configured(base, one, algorithm, top_k=top_k), mesh)[1] for one in teachers]
+    alone = [taught(configured(base, teacher, algorithm, top_k=top_k), mesh)[1] for teacher in teachers]
     for name in OF_TOKENS + OF_TOP * bool(top_k):
-        found = by_sample(together, name)
-        for sample, values in found.items():
+        actual = by_sample(together, name)
+        for sample, values in actual.items():
             source = SOURCES[sample // SAMPLES]
             number = {"sums": 0, "words": 1, "code": 2}[source]
             expected = by_sample(alone[number], name)[sample]
@@ -154,11 +154,11 @@ def test_any_split_over_ranks_and_microbatches_gives_the_same_update(
     mesh: Any, base: str, teachers: list[str], algorithm: dict[str, Any], top_k: int
 ) -> None:
     several = [{"path": teachers[0], "sources": ["sums"]}, teachers[1]]
-    found = []
+    results = []
     for ranks, tokens in ((1, 400), (1, 24), (2, 64)):
         role, batch = taught(configured(base, several, algorithm, tokens, top_k), mesh, ranks)
-        found.append((len(list(batch)), *updated(role, batch)))
-    (few, sums, gradients), *others = found
+        results.append((len(list(batch)), *updated(role, batch)))
+    (few, sums, gradients), *others = results
     assert sums["teacher_agreement"] <= sums["tokens"]
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-4
     for count, other_sums, other in others:
@@ -171,16 +171,16 @@ def test_any_split_over_ranks_and_microbatches_gives_the_same_update(
 def test_what_separate_workers_export_is_what_the_policy_imports(mesh: Any, base: str, teachers: list[str]) -> None:
     """In another layout, as on another number of ranks; the update is the same."""
     config = configured(base, teachers[0], TOP, top_k=4)
-    role, own = taught(config, mesh)
+    role, batch = taught(config, mesh)
     _, far = taught(configured(base, teachers[0], TOP, tokens=24, top_k=4), mesh, ranks=2)
-    before = {name: by_sample(own, name) for name in OF_TOKENS + OF_TOP}
+    original = {name: by_sample(batch, name) for name in OF_TOKENS + OF_TOP}
     for name in OF_TOKENS + OF_TOP:
         exported = far.export(name)
-        own.fill(name, exported)
-        for sample, values in by_sample(own, name).items():
-            assert values.dtype == before[name][sample].dtype
-            torch.testing.assert_close(values, before[name][sample], rtol=0, atol=1e-5)
-    assert updated(role, own)[0]["policy_loss"] > 0
+        batch.fill(name, exported)
+        for sample, values in by_sample(batch, name).items():
+            assert values.dtype == original[name][sample].dtype
+            torch.testing.assert_close(values, original[name][sample], rtol=0, atol=1e-5)
+    assert updated(role, batch)[0]["policy_loss"] > 0
 
 
 def test_a_saved_batch_holds_what_the_teacher_gave(mesh: Any, base: str, teachers: list[str], tmp_path: Path) -> None:

@@ -165,11 +165,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", NAMES)
 @relaxed
-@given(found=responses, data=st.data())
-def test_token_advantage_equals_the_reference(name: str, found: list[Response], data: st.DataObject) -> None:
+@given(batch=responses, data=st.data())
+def test_token_advantage_equals_the_reference(name: str, batch: list[Response], data: st.DataObject) -> None:
     options = data.draw(st.one_of(st.just({}), OPTIONS[name]))
-    raw, returns = REFERENCES[name](found, **options)
-    got = apply(name, found, group_count=3, **options)
+    raw, returns = REFERENCES[name](batch, **options)
+    got = apply(name, batch, group_count=3, **options)
     # Spreads near the √1e-8 of the divisor magnify rounding by ten thousand.
     torch.testing.assert_close(got.advantages, float64(whitened(raw)), rtol=1e-9, atol=1e-9)
     if name in WITHOUT_CRITIC:
@@ -181,16 +181,16 @@ def test_token_advantage_equals_the_reference(name: str, found: list[Response], 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @relaxed
-@given(found=responses, data=st.data())
-def test_permuting_the_responses_permutes_their_tokens(name: str, found: list[Response], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(found))))
-    lengths = [len(response.tokens) for response in found]
-    plain, permuted = apply(name, found, group_count=3), apply(name, [found[i] for i in order], group_count=3)
-    for before, after in zip(plain, permuted, strict=True):
-        if before is not None:
-            pieces = before.split(lengths)
+@given(batch=responses, data=st.data())
+def test_permuting_the_responses_permutes_their_tokens(name: str, batch: list[Response], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(batch))))
+    lengths = [len(response.tokens) for response in batch]
+    plain, permuted = apply(name, batch, group_count=3), apply(name, [batch[i] for i in order], group_count=3)
+    for original, reordered in zip(plain, permuted, strict=True):
+        if original is not None:
+            pieces = original.split(lengths)
             expected = torch.cat([*[pieces[i] for i in order], float64([])])
-            torch.testing.assert_close(after, expected, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(reordered, expected, rtol=1e-9, atol=1e-9)
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -220,19 +220,19 @@ def on_ranks(count: int, work: Callable[[int, Ranks], Any]) -> list[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, max_examples=40)
-@given(found=responses, data=st.data())
-def test_any_split_over_ranks_gives_the_same(name: str, found: list[Response], data: st.DataObject) -> None:
+@given(batch=responses, data=st.data())
+def test_any_split_over_ranks_gives_the_same(name: str, batch: list[Response], data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 3))
-    where = data.draw(st.lists(st.integers(0, count - 1), min_size=len(found), max_size=len(found)))
+    where = data.draw(st.lists(st.integers(0, count - 1), min_size=len(batch), max_size=len(batch)))
     owned = [[i for i, rank in enumerate(where) if rank == mine] for mine in range(count)]
 
     def work(rank: int, ranks: Ranks) -> TokenAdvantages:
-        return apply(name, [found[i] for i in owned[rank]], group_count=3, ranks=ranks)
+        return apply(name, [batch[i] for i in owned[rank]], group_count=3, ranks=ranks)
 
-    lengths = [len(response.tokens) for response in found]
-    whole = apply(name, found, group_count=3)
+    lengths = [len(response.tokens) for response in batch]
+    unsplit = apply(name, batch, group_count=3)
     for mine, part in zip(owned, on_ranks(count, work), strict=True):
-        for together, alone in zip(whole, part, strict=True):
+        for together, alone in zip(unsplit, part, strict=True):
             if together is not None:
                 pieces = together.split(lengths)
                 expected = torch.cat([*[pieces[i] for i in mine], float64([])])
@@ -258,8 +258,8 @@ def test_equal_values_on_several_ranks_are_whitened_to_exactly_zero() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_token_advantages_keep_the_dtype(name: str, dtype: torch.dtype) -> None:
-    found = [Response(0, 1.0, [Token(1.0, 0.5, 0.25)] * 3), Response(0, 0.0, [Token(0.0, 0.5, -0.25)] * 2)]
-    got = apply(name, found, group_count=1, dtype=dtype)
+    responses = [Response(0, 1.0, [Token(1.0, 0.5, 0.25)] * 3), Response(0, 0.0, [Token(0.0, 0.5, -0.25)] * 2)]
+    got = apply(name, responses, group_count=1, dtype=dtype)
     assert got.advantages.dtype == dtype
     assert got.returns is None or got.returns.dtype == dtype
 
@@ -278,13 +278,15 @@ def test_a_single_token_has_an_advantage_of_exactly_zero(name: str) -> None:
 
 
 def test_prime_gives_exactly_zero_to_responses_without_a_comparison() -> None:
-    found = [Response(group, 1.0, [Token(0.0, 0.0, 0.1 * group)] * 3) for group in range(3)]
-    assert apply("prime", found, group_count=3).advantages.tolist() == [0.0] * 9
+    responses = [Response(group, 1.0, [Token(0.0, 0.0, 0.1 * group)] * 3) for group in range(3)]
+    assert apply("prime", responses, group_count=3).advantages.tolist() == [0.0] * 9
 
 
 def test_a_critic_that_knows_the_returns_leaves_gae_nothing() -> None:
-    found = [Response(0, 0.0, [Token(reward, value, 0.0) for reward, value in [(0.5, 2.0), (0.5, 1.5), (1.0, 1.0)]])]
-    got = apply("gae", found, group_count=1, lam=0.9)
+    responses = [
+        Response(0, 0.0, [Token(reward, value, 0.0) for reward, value in [(0.5, 2.0), (0.5, 1.5), (1.0, 1.0)]])
+    ]
+    got = apply("gae", responses, group_count=1, lam=0.9)
     assert got.advantages.tolist() == [0.0] * 3
     assert got.returns is not None
     assert got.returns.tolist() == [2.0, 1.5, 1.0]

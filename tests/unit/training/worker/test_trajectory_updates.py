@@ -57,31 +57,43 @@ def trajectory(index: int, runs: Sequence[int]) -> Trajectory:
     lengths = np.abs(runs)
     ids = np.random.default_rng(index).integers(20, 90, lengths.sum(), dtype=np.int32)
     parts = np.split(ids, np.cumsum(lengths)[:-1])
-    whole = Trajectory.of_prompt(np.array([5, 6 + index // 2], np.int32))
-    for place, part in enumerate(parts[1:]):
-        if place % 2:
-            whole = whole.extended("prompt" if runs[place + 1] < 0 else "environment", part)
+    built = Trajectory.of_prompt(np.array([5, 6 + index // 2], np.int32))
+    for position, part in enumerate(parts[1:]):
+        if position % 2:
+            built = built.extended("prompt" if runs[position + 1] < 0 else "environment", part)
         else:
-            whole = whole.extended("policy", part, of_tokens(part, ENGINE).astype(np.float32), 1, "stop")
-    return whole
+            built = built.extended("policy", part, of_tokens(part, ENGINE).astype(np.float32), 1, "stop")
+    return built
 
 
-WHOLE = [trajectory(index, runs) for index, runs in enumerate(RUNS)]
-DRAWN = [[int(t) for t, drawn in zip(one.tokens, one.response_mask, strict=True) if drawn] for one in WHOLE]
+TRAJECTORIES = [trajectory(index, runs) for index, runs in enumerate(RUNS)]
+DRAWN = [
+    [int(t) for t, of_policy in zip(item.tokens, item.response_mask, strict=True) if of_policy] for item in TRAJECTORIES
+]
 
 
 def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
     """All samples, on one rank, with the signatures that the batch is checked against."""
     builder, samples = ShardBuilder(), []
-    for index, (whole, score) in enumerate(zip(WHOLE, SCORES, strict=True)):
-        signed = signature(tokens_digest(whole), score)
+    for index, (trajectory, score) in enumerate(zip(TRAJECTORIES, SCORES, strict=True)):
+        signed = signature(tokens_digest(trajectory), score)
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
-        context = len(whole.tokens) - whole.prompt_tokens - whole.response_tokens
-        counts = (whole.prompt_tokens, whole.response_tokens, "stop", verdict, 1, index, signed, context, whole.turns)
-        samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
-    chosen = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
-    plan = plan_step(chosen, config, 1)
-    return TrainBatch(plan.of_rank(0), build_train_rows(plan, chosen, 0), CPU)
+        context = len(trajectory.tokens) - trajectory.prompt_tokens - trajectory.response_tokens
+        counts = (
+            trajectory.prompt_tokens,
+            trajectory.response_tokens,
+            "stop",
+            verdict,
+            1,
+            index,
+            signed,
+            context,
+            trajectory.turns,
+        )
+        samples.append(Sample(index // 2, index % 2, 0, builder.add(trajectory), *counts))  # type: ignore[arg-type]
+    selected = select_batch(RolloutBatch(SampleTable.of(samples), [builder.build()]), algorithm, config, seed=0)
+    plan = plan_step(selected, config, 1)
+    return TrainBatch(plan.of_rank(0), build_train_rows(plan, selected, 0), CPU)
 
 
 def configured(budget: int, path: str = "none", **algorithm: Any) -> RunConfig:
@@ -96,9 +108,9 @@ def configured(budget: int, path: str = "none", **algorithm: Any) -> RunConfig:
     )
 
 
-def computed(budget: int, **chosen: Any) -> tuple[float, dict[str, float], dict[int, list[float]]]:
+def computed(budget: int, **options: Any) -> tuple[float, dict[str, float], dict[int, list[float]]]:
     """Loss, sums, and the gradient of the drawn tokens of each sample, over all micro-batches of this size."""
-    config = configured(budget, **chosen)
+    config = configured(budget, **options)
     algorithm = build_algorithm(**config.algorithm.model_dump())
     batch = batch_of(config, algorithm)
     for micro in batch:
@@ -137,8 +149,8 @@ def gae(gamma: float, lam: float) -> list[list[float]]:
     rows = []
     for ids, score in zip(DRAWN, SCORES, strict=True):
         row, advantage, following = [], 0.0, 0.0
-        for place in reversed(range(len(ids))):
-            reward, value = score * (place == len(ids) - 1), of_tokens(ids[place], VALUES)
+        for position in reversed(range(len(ids))):
+            reward, value = score * (position == len(ids) - 1), of_tokens(ids[position], VALUES)
             advantage = reward + gamma * following - value + gamma * lam * advantage
             following = value
             row.insert(0, advantage)
@@ -148,28 +160,28 @@ def gae(gamma: float, lam: float) -> list[list[float]]:
     return [[float((advantage - mean) / deviation) for advantage in row] for row in rows]
 
 
-def token_ratio(ids: list[int], place: int) -> float:
-    return float(np.exp(of_tokens(ids[place], OLD) - of_tokens(ids[place], ENGINE)))
+def token_ratio(ids: list[int], position: int) -> float:
+    return float(np.exp(of_tokens(ids[position], OLD) - of_tokens(ids[position], ENGINE)))
 
 
-def capped(ids: list[int], place: int) -> float:
-    return min(token_ratio(ids, place), 1.2)
+def capped(ids: list[int], position: int) -> float:
+    return min(token_ratio(ids, position), 1.2)
 
 
-def capped_product(ids: list[int], place: int) -> float:
+def capped_product(ids: list[int], position: int) -> float:
     return min(float(np.prod([token_ratio(ids, at) for at in range(len(ids))])), 1.2)
 
 
-def within(ids: list[int], place: int) -> float:
-    return float(0.8 <= token_ratio(ids, place) <= 1.3)
+def within(ids: list[int], position: int) -> float:
+    return float(0.8 <= token_ratio(ids, position) <= 1.3)
 
 
 def looped(
     advantages: list[list[float]], weight: Callable[[list[int], int], float], aggregation: str, rejects: bool
 ) -> tuple[float, dict[str, float], dict[int, list[float]]]:
     """The same as `computed`, token by token in float64. rejects: tokens of weight 0 are not there at all."""
-    kept = [[at for at in range(len(ids)) if not rejects or weight(ids, at)] for ids in DRAWN]
-    lengths = [len(row) for row in kept]
+    positions = [[at for at in range(len(ids)) if not rejects or weight(ids, at)] for ids in DRAWN]
+    lengths = [len(row) for row in positions]
     sequences = sum(n > 0 or not DRAWN[i] for i, n in enumerate(lengths))  # an empty response counts
     of_group = [lengths[i] + lengths[i ^ 1] for i in range(len(DRAWN))]
     emptied = [all(DRAWN[j] and not lengths[j] for j in (i, i ^ 1)) for i in range(0, len(DRAWN), 2)]
@@ -181,7 +193,7 @@ def looped(
             sums["mismatch_tokens"] += 1
             sums["mismatch_ratio"] += token_ratio(ids, at)
             sums["mismatch_kl"] -= float(np.log(token_ratio(ids, at)))
-        for at in kept[i]:
+        for at in positions[i]:
             rho, advantage = (leaves[i][at] - of_tokens(ids[at], OLD)).exp(), advantages[i][at]
             policy = torch.max(-advantage * rho, -advantage * rho.clamp(0.8, 1.2)) * weight(ids, at)
             off = leaves[i][at] - of_tokens(ids[at], REFERENCE)
@@ -208,7 +220,7 @@ SUMMED = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-t
 
 
 @pytest.mark.parametrize(
-    ("chosen", "advantages", "weight", "rejects"),
+    ("options", "advantages", "weight", "rejects"),
     [
         ({"advantage": "rloo", **TIS}, rloo, capped, False),
         ({"advantage": "rloo", **TIS, "correction": "sequence_tis"}, rloo, capped_product, False),
@@ -219,7 +231,7 @@ SUMMED = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-t
 )
 @pytest.mark.parametrize("aggregation", SUMMED)
 def test_loss_gradient_and_sums_are_those_of_a_loop_over_drawn_tokens(
-    chosen: dict[str, Any],
+    options: dict[str, Any],
     advantages: Callable[[], list[list[float]]],
     weight: Callable[[list[int], int], float],
     rejects: bool,
@@ -227,12 +239,12 @@ def test_loss_gradient_and_sums_are_those_of_a_loop_over_drawn_tokens(
 ) -> None:
     loss, sums, gradients = looped(advantages(), weight, aggregation, rejects)
     for budget in SPLITS:
-        found = computed(budget, aggregation=aggregation, **chosen)
-        assert found[0] == pytest.approx(loss, rel=1e-5)
-        assert {name: found[1][name] for name in sums} == pytest.approx(sums, rel=1e-5, abs=1e-7)
-        assert found[2].keys() == gradients.keys()
+        result = computed(budget, aggregation=aggregation, **options)
+        assert result[0] == pytest.approx(loss, rel=1e-5)
+        assert {name: result[1][name] for name in sums} == pytest.approx(sums, rel=1e-5, abs=1e-7)
+        assert result[2].keys() == gradients.keys()
         for sample, gradient in gradients.items():
-            assert found[2][sample] == pytest.approx(gradient, rel=1e-5, abs=1e-8)
+            assert result[2][sample] == pytest.approx(gradient, rel=1e-5, abs=1e-8)
 
 
 def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
@@ -240,33 +252,33 @@ def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[s
     config = configured(budget, path, advantage="rloo", correction="none", kl_coef=0.0)
     role = PolicyRole(config, CPU, FsdpLoader(config, torch.float32, CPU, ParallelDims.of(mesh.size(), 1)))
     assert isinstance(role.policy, FsdpBackend)
-    model, found = role.policy.model, dict[str, Tensor]()
+    model, recorded = role.policy.model, dict[str, Tensor]()
 
     def gradients() -> dict[str, Tensor]:
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     terms = []
-    for whole, row in zip(WHOLE, rloo(), strict=True):
-        branches = np.split(whole.tokens, whole.branch_starts[1:])
+    for trajectory, row in zip(TRAJECTORIES, rloo(), strict=True):
+        branches = np.split(trajectory.tokens, trajectory.branch_starts[1:])
         packs = [pack([(tokens, 1)], CPU) for tokens in branches]
-        found_alone = [model(one, temperature=1.0, want_entropy=False).log_probs for one in packs]
-        log_probs = torch.cat([torch.cat([torch.zeros(1), one]) for one in found_alone])  # none of a first token
-        drawn = [at for at, is_drawn in enumerate(whole.response_mask) if is_drawn]
-        terms += [-advantage * log_probs[at] for at, advantage in zip(drawn, row, strict=True)]
+        found_alone = [model(branch, temperature=1.0, want_entropy=False).log_probs for branch in packs]
+        log_probs = torch.cat([torch.cat([torch.zeros(1), branch]) for branch in found_alone])  # none of a first token
+        positions = [at for at, is_drawn in enumerate(trajectory.response_mask) if is_drawn]
+        terms += [-advantage * log_probs[at] for at, advantage in zip(positions, row, strict=True)]
     (torch.stack(terms).sum() / sum(map(len, DRAWN))).backward()
     expected = gradients()
     role.policy.optimizer.zero_grad()
     batch = batch_of(config, role.algorithm)
     fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
-    role.policy.optimizer.register_step_pre_hook(lambda *_: found.update(gradients()))
-    return role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0)), found, expected
+    role.policy.optimizer.register_step_pre_hook(lambda *_: recorded.update(gradients()))
+    return role.update(batch, 0, Coefficients(lr=1e-3, kl=0.0, entropy=0.0)), recorded, expected
 
 
 @pytest.mark.parametrize("budget", SPLITS[::2])
 def test_a_models_update_is_that_of_each_trajectory_by_itself(mesh: Any, base: str, budget: int) -> None:
     """The gradient of a first update is that of −Σ A log π over drawn tokens, divided by their number."""
-    sums, found, expected = updated(base, mesh, budget)
+    sums, gradients, expected = updated(base, mesh, budget)
     assert sums["check_denominator"] == sum(map(len, DRAWN))
-    assert found.keys() == expected.keys()
+    assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)

@@ -52,16 +52,16 @@ def together(*calls: Callable[[], Any]) -> list[Future[Any]]:
 def test_every_engine_gets_all_tensors_as_they_were_sent(members: list[Broadcast]) -> None:
     sender, *receivers = members
     for sent in (buckets(), buckets()):  # each sync anew
-        assert not any(one.is_announced() for one in receivers)
-        read = [lambda one=one: [(n, t.clone()) for n, t in one.received()] for one in receivers]
+        assert not any(receiver.is_announced() for receiver in receivers)
+        read = [lambda receiver=receiver: [(n, t.clone()) for n, t in receiver.received()] for receiver in receivers]
         sending, *reading = together(lambda sent=sent: sender.send(sent), *read)
         sending.result(60)
-        assert not any(one.is_announced() for one in receivers), "of this one they have read all"
-        whole = [pair for bucket in sent for pair in bucket]
+        assert not any(receiver.is_announced() for receiver in receivers), "of this one they have read all"
+        pairs = [pair for bucket in sent for pair in bucket]
         for engine in reading:
             got = engine.result(60)
-            assert [name for name, _ in got] == [name for name, _ in whole]
-            for (_, tensor), (_, expected) in zip(got, whole, strict=True):
+            assert [name for name, _ in got] == [name for name, _ in pairs]
+            for (_, tensor), (_, expected) in zip(got, pairs, strict=True):
                 assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
                 assert torch.equal(tensor, expected)
 
@@ -75,7 +75,7 @@ def test_the_next_bucket_is_gathered_and_received_while_one_is_loaded(members: l
             gathered.append(number)
             yield [(str(number), torch.full((1000,), float(number)))]
 
-    others = [lambda one=one: list(one.received()) for one in receivers[1:]]
+    others = [lambda receiver=receiver: list(receiver.received()) for receiver in receivers[1:]]
     sending, *_ = together(lambda: sender.send(gather()), *others)
     read = receivers[0].received()
     assert next(read)[0] == "0"
@@ -89,10 +89,10 @@ def test_the_next_bucket_is_gathered_and_received_while_one_is_loaded(members: l
 
 def test_an_engine_that_is_gone_is_an_error_for_the_trainers(members: list[Broadcast]) -> None:
     endless = ([(str(number), torch.zeros(100_000))] for number in range(1_000_000))
-    sender, left = members[0], members.pop(1)
+    sender, departed = members[0], members.pop(1)
     sending, reading = together(lambda: sender.send(endless), lambda: sum(1 for _ in members[1].received()))
-    assert left._receive()[0][0] == "0"
-    del left  # as the end of its process does, this closes its connections
+    assert departed._receive()[0][0] == "0"
+    del departed  # as the end of its process does, this closes its connections
     with pytest.raises(RuntimeError, match="onnection"):
         sending.result(60)
     sending, sender, members[0] = None, None, None  # type: ignore[assignment, call-overload]

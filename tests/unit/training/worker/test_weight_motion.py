@@ -63,7 +63,7 @@ class Engine:
         sums = Checksums()
         for _ in sums.of(self.loads[-1].items()):
             pass
-        return Verified(len(sent), 0, [name for name, one in sums.sent().items() if sent[name] != one])
+        return Verified(len(sent), 0, [name for name, checksum in sums.sent().items() if sent[name] != checksum])
 
     def cached_tokens(self, tokens: Any) -> int:
         return 0
@@ -103,79 +103,79 @@ class Group:
 
 
 @pytest.fixture
-def made() -> Callable[..., tuple[Backend, Engine, Member, Engines, list[str]]]:
+def make_workers() -> Callable[..., tuple[Backend, Engine, Member, Engines, list[str]]]:
     def make(**rollout: Any) -> tuple[Backend, Engine, Member, Engines, list[str]]:
         config = RunConfig.model_validate({"rollout": {"workers": 1, **rollout}, "async": {"staleness": 1}})
         backend, engine, notes = Backend(), Engine(), list[str]()
         receiver = Member(config, rollout=SimpleNamespace(engine=engine, pause=lambda keep=False: None))
         sender = Member(config, policy=SimpleNamespace(policy=backend))
-        how: Any = {"copies": config.copies_weights, "overlaps": "ahead" in config.rollout.sync}
-        engines = Engines(Group(sender), Group(receiver), notes.append, **how)  # type: ignore[arg-type]
+        options: Any = {"copies": config.copies_weights, "overlaps": "ahead" in config.rollout.sync}
+        engines = Engines(Group(sender), Group(receiver), notes.append, **options)  # type: ignore[arg-type]
         return backend, engine, receiver, engines, notes
 
     return make
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        tensor.view(torch.int16).equal(other[name].view(torch.int16)) for name, tensor in one.items()
+def same(first: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return first.keys() == other.keys() and all(
+        tensor.view(torch.int16).equal(other[name].view(torch.int16)) for name, tensor in first.items()
     )
 
 
 @pytest.mark.parametrize("sync", ["full", "ahead", "delta", "delta_ahead"])
-def test_an_engine_has_the_trainers_bits_after_each_sync(made: Any, sync: str) -> None:
-    backend, engine, _, engines, notes = made(sync=sync)
+def test_an_engine_has_the_trainers_bits_after_each_sync(make_workers: Any, sync: str) -> None:
+    backend, engine, _, engines, notes = make_workers(sync=sync)
     sizes = []
     for version in range(1, 5):
         sizes.append(engines.sync(PROBE, version).bytes)
         assert same(engine.loads[-1], backend.weights())
         backend.step()
         generating: Future[None] = Future()
-        before = len(engine.loads)
+        load_count = len(engine.loads)
         engines.send_ahead(generating)
-        assert len(engine.loads) == before, "it generates with the weights that it has"
-    whole = sum(tensor.nbytes for tensor in backend.weights().values())
-    assert sizes[0] == whole
-    assert all(size < whole / 4 if "delta" in sync else size == whole for size in sizes[1:])
+        assert len(engine.loads) == load_count, "it generates with the weights that it has"
+    full_bytes = sum(tensor.nbytes for tensor in backend.weights().values())
+    assert sizes[0] == full_bytes
+    assert all(size < full_bytes / 4 if "delta" in sync else size == full_bytes for size in sizes[1:])
     assert notes == []
 
 
 @pytest.mark.parametrize("sync", ["delta", "delta_ahead"])
-def test_a_wrong_bit_of_the_copy_reaches_no_engine(made: Any, sync: str) -> None:
-    backend, engine, receiver, engines, notes = made(sync=sync)
-    whole = engines.sync(PROBE, 1).bytes
+def test_a_wrong_bit_of_the_copy_reaches_no_engine(make_workers: Any, sync: str) -> None:
+    backend, engine, receiver, engines, notes = make_workers(sync=sync)
+    full_bytes = engines.sync(PROBE, 1).bytes
     backend.step()
     dict(receiver._weight_copy.named())["0.weight"].view(torch.int16)[3, :1].bitwise_xor_(1)
     engines.send_ahead(Future())
-    assert engines.sync(PROBE, 2).bytes > whole
+    assert engines.sync(PROBE, 2).bytes > full_bytes
     assert notes == ["all weights are sent again: 0.weight did not arrive as it was sent"]
     assert len(engine.loads) == 2
     assert same(engine.loads[-1], backend.weights())
     backend.step()
     engines.send_ahead(Future())
-    assert engines.sync(PROBE, 3).bytes < whole / 4
+    assert engines.sync(PROBE, 3).bytes < full_bytes / 4
     assert same(engine.loads[-1], backend.weights())
 
 
-def test_another_run_on_the_same_workers_begins_with_everything(made: Any) -> None:
+def test_another_run_on_the_same_workers_begins_with_everything(make_workers: Any) -> None:
     """Whose engines are kept: only the trainers are built anew."""
-    backend, engine, _, engines, _ = made(sync="delta_ahead")
-    whole = engines.sync(PROBE, 1).bytes
+    backend, engine, _, engines, _ = make_workers(sync="delta_ahead")
+    full_bytes = engines.sync(PROBE, 1).bytes
     engines.policy.member._reset_sync_state()
-    again = Engines(engines.policy, engines.dedicated, copies=True, overlaps=True)
-    assert again.sync(PROBE, 1).bytes == whole
+    restarted = Engines(engines.policy, engines.dedicated, copies=True, overlaps=True)
+    assert restarted.sync(PROBE, 1).bytes == full_bytes
     assert same(engine.loads[-1], backend.weights())
 
 
-def test_over_the_object_store_buckets_go_into_the_copy_too(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_the_object_store_buckets_go_into_the_copy_too(make_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
-    backend, engine, _, engines, _ = made(sync="delta_ahead")
+    backend, engine, _, engines, _ = make_workers(sync="delta_ahead")
     engines.broadcasts = False
-    whole = engines.sync(PROBE, 1).bytes
+    full_bytes = engines.sync(PROBE, 1).bytes
     backend.step()
     engines.send_ahead(Future())
-    assert engines.sync(PROBE, 2).bytes < whole / 4
+    assert engines.sync(PROBE, 2).bytes < full_bytes / 4
     assert same(engine.loads[-1], backend.weights())

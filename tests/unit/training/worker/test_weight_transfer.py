@@ -59,8 +59,8 @@ def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None
 
 def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> None:
     policy: Any = Policy(10, 10, 10, 40, 5, 5)
-    found = [[name for name, _ in bucket] for bucket in outgoing(policy, Checksums(), None, bucket_bytes=80)]
-    assert found == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
+    names = [[name for name, _ in bucket] for bucket in outgoing(policy, Checksums(), None, bucket_bytes=80)]
+    assert names == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
 
 
 def test_an_engine_reads_buckets_of_separate_calls_as_one_iterator() -> None:
@@ -95,12 +95,12 @@ def test_what_the_engine_raises_is_raised_by_the_call_that_it_reads_for() -> Non
 
 
 def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
 
     class Engine:
         def load_adapter(self, folder: str) -> None:
             assert Path(folder).name.startswith("run-")
-            found.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
+            contents.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
 
     policy: Any = Adapted()
     sums = Checksums()
@@ -109,12 +109,12 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
     incoming = Incoming(lambda files: load_files(engine, str(tmp_path), "run-", files))
     incoming.give(unpacked(*packed(bucket, torch.device("cpu"))))
     incoming.end()
-    sent = {name: one.checksum for name, one in sums.sent().items()}
+    sent = {name: entry.checksum for name, entry in sums.sent().items()}
     assert sent == {
         f"q.lora_{kind}.weight": int(checksum(torch.full((2, 3), scale, dtype=torch.bfloat16)))
         for kind, scale in (("A", 1.0), ("B", 2.0))
     }
-    assert found == {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256))}
+    assert contents == {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256))}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,8 +131,8 @@ class Trainers(CalledByName):
     def rendezvous(self) -> tuple[str, int]:
         return "here", 7
 
-    def join_engines(self, *place: Any) -> list[str]:
-        self.joined.append(place)
+    def join_engines(self, *arguments: Any) -> list[str]:
+        self.joined.append(arguments)
         return [""]
 
     def broadcast_weights(self, resend_all: bool = False) -> list[None]:
@@ -177,8 +177,8 @@ class EngineWorkers(CalledByName):
     def __len__(self) -> int:
         return 2
 
-    def join_engines(self, *place: Any) -> list[str]:
-        self.trainers.joined.append(place)
+    def join_engines(self, *arguments: Any) -> list[str]:
+        self.trainers.joined.append(arguments)
         return ["", self.trainers.problem]
 
     def receive_broadcast(self) -> list[int]:
@@ -254,11 +254,11 @@ def test_engines_of_their_own_keep_their_memory_while_others_train() -> None:
     assert released == ["memory"]
 
 
-def copying(problem: str = "", **how: bool) -> tuple[Any, EngineWorkers, list[str], Engines]:
+def copying(problem: str = "", **options: bool) -> tuple[Any, EngineWorkers, list[str], Engines]:
     """Trainers, engines that keep copies of the weights, the notes of a run, and its `Engines`."""
     trainers, notes = Trainers(1, problem), list[str]()
     workers = EngineWorkers(trainers)
-    return trainers, workers, notes, Engines(trainers, workers, notes.append, copies=True, **how)  # type: ignore[arg-type]
+    return trainers, workers, notes, Engines(trainers, workers, notes.append, copies=True, **options)  # type: ignore[arg-type]
 
 
 PROBE = np.arange(4, dtype=np.int32)
@@ -268,7 +268,7 @@ def test_a_copy_that_is_wrong_is_sent_everything_before_an_engine_loads_it() -> 
     trainers, workers, notes, engines = copying()
     loaded: list[int] = []
     load = workers.activate_weights
-    workers.activate_weights = lambda *given: loaded.append(len(trainers.broadcasts)) or load(*given)  # type: ignore
+    workers.activate_weights = lambda *arguments: loaded.append(len(trainers.broadcasts)) or load(*arguments)  # type: ignore
     workers.wrong = [[], ["layer.up", "layer.down"], []]
     assert engines.sync(PROBE, 7).share == 0.02
     assert engines.sync(PROBE, 7).bytes == 80

@@ -46,15 +46,17 @@ def collected(context: int = 0) -> RolloutBatch:
     builder, samples = ShardBuilder(), []
     for index, (length, score) in enumerate(zip(LENGTHS, SCORES, strict=True)):
         tokens, log_probs = np.arange(length, dtype=np.int32) + 10 * index, -np.ones(length, np.float32)
-        whole = Trajectory.single(np.array([1, 2], np.int32), tokens[:2], log_probs[:2])
+        trajectory = Trajectory.single(np.array([1, 2], np.int32), tokens[:2], log_probs[:2])
         if context:
-            whole = whole.extended("environment", np.full(context, 9, np.int32))
-        whole = whole.extended("policy", tokens[2:], log_probs[2:], 1, "stop")
+            trajectory = trajectory.extended("environment", np.full(context, 9, np.int32))
+        trajectory = trajectory.extended("policy", tokens[2:], log_probs[2:], 1, "stop")
         if context:
-            whole = whole.extended("environment", np.full(context, 8, np.int32))
+            trajectory = trajectory.extended("environment", np.full(context, 8, np.int32))
         verdict, turns = Verdict(score, Outcome.OK if score else Outcome.WRONG), 2 if context else 1
-        more = {"context_tokens": 2 * context, "turns": turns}
-        samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), 2, length, "stop", verdict, 1, **more))
+        counts = {"context_tokens": 2 * context, "turns": turns}
+        samples.append(
+            Sample(index // 2, index % 2, 0, builder.add(trajectory), 2, length, "stop", verdict, 1, **counts)
+        )
     return RolloutBatch(SampleTable.of(samples), [builder.build()])
 
 
@@ -74,8 +76,8 @@ class Together:
         return Ranks(lambda tensor: torch.stack(all_of(tensor)).sum(0), lambda tensor: torch.cat(all_of(tensor)))
 
 
-def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes: Any) -> dict[int, list[float]]:
-    """Row → what is filled in under `name`, on `world` ranks. of: the step's samples; None: all of `collected`."""
+def worked_out(world: int, name: str, rollouts: RolloutBatch | None = None, **changes: Any) -> dict[int, list[float]]:
+    """Row → the values of `name` after filling, on `world` ranks. rollouts: the step's samples; None: `collected()`."""
     train = {"minibatches": 1, "truncated": "keep"}
     config = RunConfig.model_validate(
         {
@@ -86,10 +88,10 @@ def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes:
         }
     )
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    chosen = select_batch(of or collected(), algorithm, config, seed=3)
-    plan = plan_step(chosen, config, world)
-    step = build_train_rows(plan, chosen, seed=3)
-    together, found, failed = Together(world), [{} for _ in range(world)], []
+    selected = select_batch(rollouts or collected(), algorithm, config, seed=3)
+    plan = plan_step(selected, config, world)
+    step = build_train_rows(plan, selected, seed=3)
+    together, by_rank, failed = Together(world), [{} for _ in range(world)], []
 
     def run(rank: int) -> None:
         try:
@@ -101,8 +103,8 @@ def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes:
             fill_advantages(algorithm, batch, together.ranks(rank), kl_coef=0.5)
             if algorithm.token_selector is not None:
                 fill_selected(algorithm, batch, together.ranks(rank))
-            rows = chosen.samples.row
-            found[rank] = {int(rows[sample]): values.tolist() for sample, values in batch.export(name).items()}
+            rows = selected.samples.row
+            by_rank[rank] = {int(rows[sample]): values.tolist() for sample, values in batch.export(name).items()}
         except BaseException as error:
             failed.append(error)
             together.barrier.abort()
@@ -114,7 +116,7 @@ def worked_out(world: int, name: str, of: RolloutBatch | None = None, **changes:
         thread.join()
     if failed:
         raise failed[0]
-    return {sample: values for rank in found for sample, values in rank.items()}
+    return {sample: values for rank in by_rank for sample, values in rank.items()}
 
 
 FILLED_IN: list[tuple[str, dict[str, Any]]] = [
@@ -174,26 +176,28 @@ def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
 @pytest.mark.parametrize("reason", ["timeout", "crash", "truncated"])
 def test_samples_left_out_count_nowhere_on_any_rank(name: str, changes: dict[str, Any], reason: str) -> None:
     """The same as if they had never been sampled: of the first group one of two is lost, of the third both."""
-    whole, lost = collected(), (0, 4, 5)
+    rollouts, lost = collected(), (0, 4, 5)
     cut = reason == "truncated"
     outcome = Outcome.WRONG if cut else Outcome(reason)
     failed = [
         replace(s, stop_reason="length" if cut else "stop", verdict=replace(s.verdict, outcome=outcome))
-        if place in lost
+        if index in lost
         else s
-        for place, s in enumerate(whole.samples)
+        for index, s in enumerate(rollouts.samples)
     ]
     compares = changes.get("advantage") not in ("gae", "vapo", "reinforce_pp")
     gone = {*lost, 1} if compares else set(lost)  # the only one left of its group has nothing to be compared with
-    kept = replace(whole, samples=whole.samples.take([place for place in range(len(failed)) if place not in gone]))
+    remaining = replace(
+        rollouts, samples=rollouts.samples.take([index for index in range(len(failed)) if index not in gone])
+    )
     rule = {"truncated": "mask"} if cut else {}
     for world in (1, 3):
-        without = worked_out(world, name, kept, **changes)
-        found = worked_out(world, name, replace(whole, samples=SampleTable.of(failed)), **changes, **rule)
-        assert found.keys() == without.keys()
-        assert gone.isdisjoint(found)
+        without = worked_out(world, name, remaining, **changes)
+        filled = worked_out(world, name, replace(rollouts, samples=SampleTable.of(failed)), **changes, **rule)
+        assert filled.keys() == without.keys()
+        assert gone.isdisjoint(filled)
         for sample, values in without.items():
-            assert found[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
+            assert filled[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae", "prime"])

@@ -50,9 +50,9 @@ def test_the_worker_implements_every_call_as_it_is_declared() -> None:
         implemented = getattr(Worker, name)
         assert implemented is not method, f"{name} is only declared"
         assert implemented.dispatch is method.dispatch, f"{name} is not marked with @implements"
-        assert [(one.name, one.default) for one in inspect.signature(implemented).parameters.values()] == [
-            (one.name, one.default) for one in inspect.signature(method).parameters.values()
-        ]
+        assert [
+            (parameter.name, parameter.default) for parameter in inspect.signature(implemented).parameters.values()
+        ] == [(parameter.name, parameter.default) for parameter in inspect.signature(method).parameters.values()]
         assert inspect.getdoc(method), f"{name} is not documented"
 
 
@@ -81,14 +81,14 @@ def sound_engine() -> MagicMock:
 @pytest.fixture
 def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (`begin` would take this process's output.)"""
-    made = Worker(0, 1)
-    made.config = RunConfig()
-    context = context_of(made.config)
-    made.spec = WorkerSpec(context, context.facts.roles, "rank", str(tmp_path), "test")
-    made.device = torch.device("cpu")
-    made.offload = Offload(KINDS["none"], made.device)
-    made.policy, made.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
-    return made
+    instance = Worker(0, 1)
+    instance.config = RunConfig()
+    context = context_of(instance.config)
+    instance.spec = WorkerSpec(context, context.facts.roles, "rank", str(tmp_path), "test")
+    instance.device = torch.device("cpu")
+    instance.offload = Offload(KINDS["none"], instance.device)
+    instance.policy, instance.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
+    return instance
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # −∞ less −∞
@@ -231,13 +231,13 @@ def test_torchs_segments_grow_while_an_engine_sleeps(
 ) -> None:
     from rlcli.model.parallel import offload
 
-    asked: list[bool] = []
-    monkeypatch.setattr(offload, "growing_segments", asked.append)
+    calls: list[bool] = []
+    monkeypatch.setattr(offload, "growing_segments", calls.append)
     config = worker.config.changed(rollout={"sleep": sleep})
     worker.spec, worker.device = replace(worker.spec, context=context_of(config)), torch.device("cuda")
     for takes_part in (True, False):
         worker.set_engine_active(takes_part)
-    assert asked == [False, grows]
+    assert calls == [False, grows]
 
 
 def test_the_hubs_token_travels_in_the_spec_and_is_shown_nowhere(
@@ -269,11 +269,11 @@ def test_deterministic_runs_on_gpus_do_not_fill_new_tensors(worker: Worker, monk
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(peak_memory, "start", lambda _: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    initial = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     try:
         worker.join("127.0.0.1", 0)
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        torch.use_deterministic_algorithms(initial[0])
+        torch.utils.deterministic.fill_uninitialized_memory = initial[1]
