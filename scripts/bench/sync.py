@@ -182,7 +182,11 @@ def main() -> None:
             seconds = row["seconds"]
             for method, each in seconds.items():
                 table.add_row(
-                    *(size, str(ranks), f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), method),
+                    size,
+                    str(ranks),
+                    f"{row['bytes'] / 1e6:.0f}",
+                    str(row["tensors"]),
+                    method,
                     f"{median(each) * 1e3:.2f}",
                     f"{row['bytes'] / median(each) / 1e9:.2f}",
                     f"{ratio(seconds['tensor'], each):.2f}",
@@ -225,7 +229,9 @@ def delta_table(rows: list[dict[str, Any]]) -> Table:
             each = [step[mode] for step in row["steps"]]
             seconds = {part: [sync.get(f"{part}_s", 0.0) for sync in each] for part in ("transfer", "check", "load")}
             table.add_row(
-                *(row["size"], mode, f"{median(sync['bytes'] for sync in each) / 1e6:.2f}"),
+                row["size"],
+                mode,
+                f"{median(sync['bytes'] for sync in each) / 1e6:.2f}",
                 f"{shares[0]:.2f} to {shares[-1]:.2f}" if mode == "delta" else "",
                 *(f"{median(part):.3f}" for part in seconds.values()),
                 f"{ratio([sum(parts) for parts in zip(*seconds.values(), strict=True)], full_transfers):.2f}",
@@ -238,7 +244,11 @@ def transfer_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         for method, each in row["seconds"].items():
             table.add_row(
-                *(row["size"], f"{row['bytes'] / 1e6:.0f}", str(row["engines"]), method, f"{median(each) * 1e3:.1f}"),
+                row["size"],
+                f"{row['bytes'] / 1e6:.0f}",
+                str(row["engines"]),
+                method,
+                f"{median(each) * 1e3:.1f}",
                 f"{row['bytes'] / median(each) / 1e9:.2f}",
                 f"{ratio(each, row['seconds']['object store']):.2f}",
                 *(str(peak) for peak in row["peak_mib"][method]),
@@ -256,7 +266,11 @@ def engine_table(rows: list[dict[str, Any]], step_s: float) -> Table:
         )
         for method, each in seconds.items():
             table.add_row(
-                *(row["size"], row["dtype"], f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), method),
+                row["size"],
+                row["dtype"],
+                f"{row['bytes'] / 1e6:.0f}",
+                str(row["tensors"]),
+                method,
                 f"{median(each) * 1e3:.2f}",
                 f"{row['bytes'] / median(each) / 1e9:.2f}",
                 f"+{added / step_s:.2%} ({added_cpu / step_s:.2%})" if method == "load, checked" else "",
