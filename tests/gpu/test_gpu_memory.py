@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_runs import run, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,8 +21,6 @@ pytestmark = [
 GIB = 1 << 30
 AGREEMENT = 0.1
 """Largest mean |log π − log μ| of engine and trainer in bfloat16."""
-PLUGIN = Path(__file__).parents[1] / "integration" / "plugin"
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])}
 SIZES = {"hidden": 1024, "layers": 8, "heads": 16, "kv_heads": 16}
 """Some 130 million parameters: half a GiB in float32, and a whole one of AdamW's."""
 
@@ -47,17 +44,9 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
-
-
 def driven(function_name: str, model: Path) -> Any:
     """The result of the function `function_name` of this file, in a separate process, since a CUDA context persists."""
-    return json.loads(run(__file__, function_name, model).splitlines()[-1])
+    return json.loads(run(__file__, function_name, model).stdout.splitlines()[-1])
 
 
 def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
@@ -173,34 +162,19 @@ def test_recomputed_or_offloaded_activations_take_less_memory(model: Path) -> No
     assert offloaded < recomputed - 0.5 * peaks["inputs"]
 
 
-def train(model: Path, sums: Path, run_folder: Path, *words: str) -> list[dict[str, Any]]:
-    run(
-        *(
-            "-m",
-            "rlcli.cli.main",
-            "train",
-            "grpo",
-            "--model",
-            model,
-            "--data",
-            sums,
-            "--out",
-            run_folder,
-            "--steps",
-            "3",
-        ),
-        *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
-        *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
-        *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
+def train_with_reference(model: Path, sums: Path, run_folder: Path, *words: str) -> list[dict[str, Any]]:
+    return train(
+        model,
+        sums,
+        run_folder,
         *("--set", "rollout.gpu_memory_utilization=0.2", "--set", "rollout.kv_cache_mb=6144"),
         *("--set", "algorithm.kl_coef=0.1", "--set", "checkpoint.every=1", *words),
     )
-    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_phases_take_less_the_more_is_offloaded_and_learn_the_same(model: Path, sums: Path, tmp_path: Path) -> None:
     runs = {
-        setting: train(model, sums, tmp_path / setting, "--set", f"train.offload={setting}")
+        setting: train_with_reference(model, sums, tmp_path / setting, "--set", f"train.offload={setting}")
         for setting in ("none", "optimizer", "all")
     }
     none, optimizer, everything = (runs[setting][-1] for setting in ("none", "optimizer", "all"))
@@ -222,7 +196,7 @@ def test_phases_take_less_the_more_is_offloaded_and_learn_the_same(model: Path, 
 def test_a_run_that_offloads_everything_goes_on_from_its_checkpoint(model: Path, sums: Path, tmp_path: Path) -> None:
     """The loaded model must give the log-probs that were saved, or the run would stop."""
     run_folder = tmp_path / "run"
-    train(model, sums, run_folder, "--set", "train.offload=all")
+    train_with_reference(model, sums, run_folder, "--set", "train.offload=all")
     run("-m", "rlcli.cli.main", "train", "--resume", run_folder, "--steps", "5")
     steps = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_runs import ENVIRONMENT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no NVIDIA GPU"),
 ]
 
-PLUGIN = Path(__file__).parents[1] / "integration" / "plugin"
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])}
 SETS = [
     *("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8", "rollout.max_response_tokens=480"),
     *("data.max_prompt_tokens=32", "train.tokens_per_microbatch=16384", "train.steps=3", "checkpoint.every=0"),

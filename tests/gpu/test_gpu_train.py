@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import gpu_runs
 import pytest
+from gpu_runs import run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,15 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no NVIDIA GPU"),
 ]
 
-# tests/integration/plugin brings a verifier whose reward random text can earn, so that there is a gradient.
-PLUGIN = Path(__file__).parents[1] / "integration" / "plugin"
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])}
-SMALL = [
-    *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
-    *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
-    *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
-    *("--set", "rollout.gpu_memory_utilization=0.3", "--set", "train.warmup_steps=0"),
-]
+SETTINGS = ("--set", "rollout.gpu_memory_utilization=0.3", "--set", "train.warmup_steps=0")
 AGREEMENT = 0.1
 """Largest mean |log π − log μ| of engine and trainer in bfloat16."""
 """Engine and trainer compute in bfloat16 with kernels of their own; a stale weight shows as whole nats."""
@@ -52,34 +45,8 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return done
-
-
 def train(tiny: Path, sums: Path, run_folder: Path, *words: str, recipe: str = "grpo") -> list[dict[str, Any]]:
-    run(
-        *(
-            "-m",
-            "rlcli.cli.main",
-            "train",
-            recipe,
-            "--model",
-            tiny,
-            "--data",
-            sums,
-            "--out",
-            run_folder,
-            "--steps",
-            "3",
-        ),
-        *SMALL,
-        *words,
-    )
-    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return gpu_runs.train(tiny, sums, run_folder, *SETTINGS, *words, recipe=recipe)
 
 
 def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, sums: Path, tmp_path: Path) -> None:
@@ -87,7 +54,10 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
 
     run_folder = tmp_path / "run"
     steps = train(
-        *(tiny, sums, run_folder, "--eval-data", str(sums)),
+        tiny,
+        sums,
+        run_folder,
+        *("--eval-data", str(sums)),
         *("--set", "algorithm.kl_coef=0.1", "--set", "train.minibatches=2"),
     )
     assert [line["step"] for line in steps] == [0, 1, 2, 3]
@@ -107,16 +77,8 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
     assert str(next(iter(exported_weights.values())).dtype) == "torch.bfloat16"
     report = json.loads(
         run(
-            *(
-                "-m",
-                "rlcli.cli.main",
-                "eval",
-                "--model",
-                run_folder / "checkpoints" / "latest",
-                "--data",
-                sums,
-                "--json",
-            ),
+            *("-m", "rlcli.cli.main", "eval", "--json"),
+            *("--model", run_folder / "checkpoints" / "latest", "--data", sums),
             *("--max-tokens", "32", "--verifier", "test-even", "--set", "rollout.gpu_memory_utilization=0.3"),
         ).stdout
     )
@@ -125,7 +87,10 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
 
 def test_what_a_step_breaks_off_goes_on_in_the_next(tiny: Path, sums: Path, tmp_path: Path) -> None:
     steps = train(
-        *(tiny, sums, tmp_path / "run", "--set", "rollout.oversample=2", "--set", "rollout.max_concurrent=32"),
+        tiny,
+        sums,
+        tmp_path / "run",
+        *("--set", "rollout.oversample=2", "--set", "rollout.max_concurrent=32"),
         *("--set", "rollout.max_response_tokens=256"),
     )
     assert steps[0]["rollout/aborted"] > 0
