@@ -197,7 +197,10 @@ def test_processes_make_what_one_does(data: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     progress: list[tuple[int, int]] = []
     many = TokenizedPrompts.tokenize(
-        *(read(data), tiny_tokenizer(), 11, lambda done, total: progress.append((done, total))),
+        read(data),
+        tiny_tokenizer(),
+        11,
+        lambda done, total: progress.append((done, total)),
         response="response",
         max_response_tokens=7,
     )

@@ -87,7 +87,12 @@ def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
 
 CASES = [
     pytest.param(
-        *(vocabulary, samples, dtype, checkpointing, rank, gathered),
+        vocabulary,
+        samples,
+        dtype,
+        checkpointing,
+        rank,
+        gathered,
         marks=() if (vocabulary, samples, dtype, checkpointing, rank) in QUICK else pytest.mark.exhaustive,
     )
     for gathered in (False, True)

@@ -92,7 +92,12 @@ def collected(talks: Sequence[Talk] = TALKS) -> RolloutBatch:
         rollout = trajectory(index, talk)
         samples.append(
             Sample(
-                *(index // GROUP, index % GROUP, 0, builder.add(rollout), 2, sum(talk.lengths)),
+                index // GROUP,
+                index % GROUP,
+                0,
+                builder.add(rollout),
+                2,
+                sum(talk.lengths),
                 stop_reason="length" if talk.cut else "stop",
                 verdict=Verdict(talk.score, talk.outcome),
                 version=1,
