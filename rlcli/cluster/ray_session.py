@@ -47,6 +47,9 @@ CLOSED_ENV = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
+    # Ray's autoscaler, where `_needed_daemons_only` does not leave it out, would serve its counters to everybody. No
+    # setting turns that off; it continues without a port.
+    "AUTOSCALER_METRIC_PORT": "-1",
 }
 """Environment variables with which all services of this machine listen on loopback, and answer only this user."""
 
