@@ -38,12 +38,12 @@ def main() -> None:
             except Exception as error:
                 reply: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
             else:
-                reply = told(verdict)
+                reply = fields_of(verdict)
             reply |= {"seconds": time.monotonic() - started, "descriptors": [initial_descriptors, descriptors()]}
             replies.write(json.dumps(reply) + "\n")
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
+def fields_of(verdict: Verdict) -> dict[str, Any]:
     return {"score": verdict.score, "outcome": verdict.outcome.value, "detail": verdict.detail}
 
 

@@ -208,7 +208,7 @@ def test_a_sleeping_pool_is_not_counted_though_torch_counts_it(gpu: Gpu) -> None
     with meter.phase("update"):
         gpu.allocate(200)
         gpu.free(200)
-    readings = told(meter)
+    readings = readings_of(meter)
     assert readings["update"] == 10 + 100 + 200
     assert readings["fragmented"] == 0
     assert readings["host"] == 7
@@ -224,10 +224,10 @@ def test_what_is_mapped_between_two_marks_is_not_added_to_a_peak_before(gpu: Gpu
         gpu.cached = 0  # as empty_cache leaves it
         meter.mark()
         gpu.asleep = False
-    assert told(meter)["sync"] == 10 + 100 + 500
+    assert readings_of(meter)["sync"] == 10 + 100 + 500
     with meter.phase("release"):
         gpu.asleep = True
-    assert told(meter)["release"] == 10 + 100 + 500, "as it began"
+    assert readings_of(meter)["release"] == 10 + 100 + 500, "as it began"
 
 
 def test_what_the_cache_holds_unused_is_told_apart(gpu: Gpu) -> None:
@@ -237,10 +237,10 @@ def test_what_the_cache_holds_unused_is_told_apart(gpu: Gpu) -> None:
         gpu.free(100)
         gpu.cached += 50  # pieces that nothing fits into
         gpu.allocate(20)
-    readings = told(meter)
+    readings = readings_of(meter)
     assert readings["update"] == 10 + 100
     assert readings["fragmented"] == 50
 
 
-def told(meter: Meter) -> dict[str, int]:
+def readings_of(meter: Meter) -> dict[str, int]:
     return {name.removesuffix("_gb"): round(value * GIB) for name, value in meter.collect().items()}

@@ -102,18 +102,18 @@ def test_without_messages_a_state_is_the_tokens_since_the_last_turn() -> None:
     def turn(trajectory: Trajectory, *tokens: int, version: int = 1) -> Trajectory:
         return trajectory.extended("policy", np.array(tokens, np.int32), -np.ones(len(tokens), np.float32), version)
 
-    def told(trajectory: Trajectory, *tokens: int) -> Trajectory:
+    def observed(trajectory: Trajectory, *tokens: int) -> Trajectory:
         return trajectory.extended("environment", np.array(tokens, np.int32))
 
     prompt = Trajectory.of_prompt(np.array([1, 2], np.int32))
     trajectory = turn(
-        told(turn(told(turn(prompt, 3, 4), 1, 2), 5), 7), 6
-    )  # its second turn was told what the prompt says
+        observed(turn(observed(turn(prompt, 3, 4), 1, 2), 5), 7), 6
+    )  # the environment added the same tokens to its second turn
     trajectory = turn(trajectory, 9, version=2)  # and the last one was continued with other weights
     first, second, third = states_of(trajectory)
     assert first == second != third
     assert len(states_of(trajectory)) == trajectory.turns == 1 + trajectory.response_turns[-1]
-    assert states_of(told(turn(prompt), 8)) == [first], "nothing was drawn in its turn"
+    assert states_of(observed(turn(prompt), 8)) == [first], "nothing was drawn in its turn"
 
 
 def test_a_turn_that_was_cut_off_ends_it() -> None:

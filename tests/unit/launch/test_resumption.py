@@ -369,9 +369,9 @@ def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
     assert [(g.baseline, g.step) for g in back] == [(g.baseline, g.step) for g in groups]
     assert [[s.verdict for s in g.samples] for g in back] == [[s.verdict for s in g.samples] for g in groups]
 
-    def told(group: Group) -> Any:
+    def comparable(group: Group) -> Any:
         samples = [(s.sample, group.shards[s.shard], s.row, s.version) for s in group.samples]
         partial = [(one.sample, group.shards[one.shard], one.row, one.tokens, one.version) for one in group.partial]
         return samples, group.state, group.prompt_index, group.first_sample, partial
 
-    assert [told(g) for g in back] == [told(g) for g in groups]
+    assert [comparable(g) for g in back] == [comparable(g) for g in groups]

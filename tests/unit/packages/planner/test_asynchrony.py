@@ -36,16 +36,16 @@ class Ticks:
         self.shared: list[list[int]] = []
         self.missing = [len(group) for group in self.lengths]
         self.open = [0] * layout.engines
-        self.begun = self.now = 0
+        self.started = self.now = 0
 
     def admit(self, step: int) -> None:
-        while self.begun < min((self.layout.staleness + step + 1) * self.batch, len(self.lengths)):
+        while self.started < min((self.layout.staleness + step + 1) * self.batch, len(self.lengths)):
             engine = self.open.index(min(self.open))
             own_queue = self.layout.staleness > 0 or self.open[engine] < self.layout.slots
             queue = self.queues[engine] if own_queue else self.shared
-            queue.extend([self.begun, length] for length in self.lengths[self.begun])
-            self.open[engine] += own_queue * len(self.lengths[self.begun])
-            self.begun += 1
+            queue.extend([self.started, length] for length in self.lengths[self.started])
+            self.open[engine] += own_queue * len(self.lengths[self.started])
+            self.started += 1
         for engine in range(self.layout.engines):
             self.fill(engine)
 

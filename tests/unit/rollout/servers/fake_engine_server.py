@@ -43,7 +43,7 @@ class FakeServer:
 
     def __enter__(self) -> FakeServer:
         self.aborted: set[str] = set()
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self._dead = threading.Event()
         self.connections: list[socket.socket] = []
         handler = type("Handler", (_Handler,), {"fake": self})
@@ -125,7 +125,7 @@ class FakeServer:
         if not name.startswith("ping-"):
             self.asked.append(body)
         if self.holds and name.rpartition("-")[0] not in ("", "ping") and max_tokens > 1:
-            self.begun.release()
+            self.started.release()
             while not self.release.wait(0.01):
                 if name in self.aborted:
                     return drawn(tokens, seed, 2), True

@@ -135,7 +135,7 @@ def held(engine: ServerEngine, *holding: FakeServer, count: int) -> None:
     for request in asked(count):
         engine.add(request)
     for server in holding:
-        assert server.begun.acquire(timeout=LONGEST_S), [
+        assert server.started.acquire(timeout=LONGEST_S), [
             (member.url, member.state, member.why) for member in members(engine)
         ]
 
