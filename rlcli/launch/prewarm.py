@@ -50,8 +50,13 @@ class EarlyStart:
 
     def import_ray(self) -> None:
         """Import Ray in a thread. The driver meanwhile waits for the process that loads the verifiers."""
+
+        def run() -> None:
+            with contextlib.suppress(Exception):  # The session imports Ray again, and reports why that fails.
+                import_module("ray")
+
         set_ray_environment()
-        threading.Thread(target=import_module, args=("ray",)).start()
+        threading.Thread(target=run).start()
 
     def begin(self, config: RunConfig, device: str) -> None:
         """Start the cluster and its workers. Returns when these exist, or could not be started, or after ALONE_S: their

@@ -96,6 +96,24 @@ def test_the_driver_waits_until_the_workers_import(cluster: Cluster, monkeypatch
         assert cluster.preloads == ["vllm"] * CONFIG.cluster.workers
 
 
+def test_a_broken_ray_is_reported_by_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, unhandled = threading.Event(), []
+
+    def broken(name: str) -> NoReturn:
+        assert name == "ray"
+        tried.set()
+        raise ImportError("libray.so: no such file")
+
+    monkeypatch.setattr(prewarm, "import_module", broken)
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    others = {*threading.enumerate()}
+    EarlyStart().import_ray()
+    for thread in {*threading.enumerate()} - others:
+        thread.join()
+    assert tried.wait(30)
+    assert unhandled == []
+
+
 def test_it_ends_where_the_run_is_refused_meanwhile(cluster: Cluster) -> None:
     cluster.place_now.clear()
     threading.Timer(0.2, cluster.place_now.set).start()
