@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcli.data.prompts.parquet_schema import JSON_FIELD, row, write_rows
-from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, read_prompts, verifiers_of
+from rlcli.data.prompts.prompt_table import JoinedPrompts, PromptTable, _codes, read_prompts, verifiers_of
 from rlcli.data.prompts.tokenized_prompts import TokenizedPrompts
 from rlcli.errors import DataError
 from rlcli.model.io.tiny_model import tiny_tokenizer
@@ -93,6 +93,16 @@ def test_each_verifier_is_told_with_the_first_row_that_names_it(tmp_path: Path) 
 
 
 @pytest.mark.long
+def test_codes_are_equal_for_equal_texts_only_across_chunks_slices_and_nulls() -> None:
+    texts = ["a", "b", None, "a", "c", None, "b", "a"]
+    column = pa.chunked_array([pa.array(["b", *texts[:3]])[1:], pa.array(texts[3:6]), pa.array(texts[6:])])
+    codes = _codes(column)
+    assert codes.dtype == np.int64
+    assert [[code == other for other in codes] for code in codes] == [
+        [text == other for other in texts] for text in texts
+    ]
+
+
 def test_a_row_holds_less_than_200_bytes_beyond_its_text(tmp_path: Path) -> None:
     count = 30_000
     write_rows(tmp_path / "a.parquet", rows(count))
