@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -229,6 +230,25 @@ def test_a_worker_that_does_not_start_says_why(cluster: str, tmp_path: Path) -> 
 def test_more_workers_than_the_cluster_holds_are_refused(cluster: str, tmp_path: Path) -> None:
     with ray_session(cluster, 3), pytest.raises(SetupError, match=r"cluster.workers = 3 needs 3 CPUs"):
         start_group(toy(), Pool(workers=3, device="cpu", threads=1), tmp_path)
+
+
+DAEMONS = """
+import json
+import psutil
+from rlcli.cluster.ray_session import local_cluster
+with local_cluster(1, lambda lost, why: None):
+    print(json.dumps([process.cmdline() for process in psutil.Process().children(recursive=True)]))
+"""
+
+
+def test_a_local_cluster_starts_no_daemon_that_one_machine_does_not_need() -> None:
+    completed = subprocess.run([sys.executable, "-c", DAEMONS], capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr
+    lines = [" ".join(words) for words in json.loads(completed.stdout)]
+    assert [line for line in lines if re.search(r"gcs_server|raylet/raylet", line)], "the needed ones"
+    assert [line for line in lines if re.search(r"dashboard/dashboard\.py|monitor\.py", line)] == []
+    # The command line of the raylet holds those of its agents.
+    assert all("--minimal" in line for line in lines if "dashboard/agent.py" in line), "no HTTP server"
 
 
 def test_no_cluster_at_the_address_is_said_in_one_line() -> None:
