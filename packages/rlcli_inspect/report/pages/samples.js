@@ -48,7 +48,10 @@ R.pages.samples = async (room, given, page) => {
     R.fill(end, next ? R.h("button.more", { type: "button", onclick: more }, "Show more") : null);
   };
   const more = () => cursor && !busy && load(search, cursor);
-  const watcher = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && more(), { rootMargin: "600px" });
+  // An observation may be older than the rows that a load has just added, so the position is read again.
+  const margin = 600; // pixels
+  const near = () => end.getBoundingClientRect().top < innerHeight + margin;
+  const watcher = new IntersectionObserver(() => near() && more(), { rootMargin: `${margin}px` });
   watcher.observe(end);
   page.onleave(() => (watcher.disconnect(), clearTimeout(again), search++));
   page.items = () => [...list.children];
