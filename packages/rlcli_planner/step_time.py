@@ -36,6 +36,9 @@ STEP_PYTHON, REQUEST_PYTHON = 20.0, 0.5
 """Python time of an engine for each decoding step, and for each request in it, in units of `Rates.python_s`."""
 SYNC_COPIES = 100
 """Duration of a sync with its checks, in copies of the weights."""
+UPDATE_PYTHON, SYNC_PYTHON, CONTROLLER_PYTHON = 200.0, 600.0, 300.0
+"""Python time of a step whatever its sizes are, in units of `Rates.python_s`: of an update's packs and metrics, of a
+sync's calls and checks, and of the controller's plan, calls and records."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def times(setting: Setting) -> list[PhaseTime]:
     if every:
         copied = checkpoint_bytes(setting) / setting.shards / _host_rate(setting)
         phases.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
+    if controlling := _python_seconds(setting, CONTROLLER_PYTHON):
+        phases.append(PhaseTime("other", controlling, "Python of the controller"))
     return phases
 
 
@@ -86,6 +91,12 @@ def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
         return total
     generating = sum(phase.seconds for phase in phases if phase.name == "generate")
     return max(generating, total - generating)
+
+
+def _python_seconds(setting: Setting, units: float) -> float:
+    """Seconds of `units` of Python; 0 on a device that was not measured, whose other figures are coarser."""
+    rates = setting.device.rates
+    return 0.0 if rates is None else units * rates.python_s
 
 
 def _as_critic(setting: Setting) -> Setting | None:
@@ -245,7 +256,8 @@ def _update(setting: Setting) -> PhaseTime:
         critic_seconds += setting.updates * _optimizer_seconds(critic, critic.policy, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
-    total = config.train.passes * seconds + setting.updates * stepping + moving + critic_seconds
+    fixed = _python_seconds(setting, UPDATE_PYTHON)
+    total = config.train.passes * seconds + setting.updates * stepping + moving + critic_seconds + fixed
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
 
 
@@ -375,8 +387,8 @@ def _sync(setting: Setting) -> PhaseTime:
         rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
         moving = size / rate * over.over_links
     seconds, bound = max((copying, "memory"), (moving, links))
-    slept = _sleep_seconds(setting)
-    return PhaseTime("sync", seconds + slept, "host memory" if slept > seconds else bound)
+    slept, fixed = _sleep_seconds(setting), _python_seconds(setting, SYNC_PYTHON)
+    return PhaseTime("sync", seconds + slept + fixed, "host memory" if slept > seconds else bound)
 
 
 def _sleep_seconds(setting: Setting) -> float:
@@ -393,8 +405,9 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
     each, parameters = setting.bytes_each, setting.policy.parameters
     rollout = setting.config.rollout
     loading = each * parameters / rollout.tensor_parallel / _host_rate(setting)
+    fixed = _python_seconds(setting, SYNC_PYTHON)
     if "ahead" in rollout.sync:
-        return PhaseTime("sync", loading, "host memory")
+        return PhaseTime("sync", loading + fixed, "host memory")
     moved, comparing = float(each * parameters), 0.0
     if "delta" in rollout.sync:
         share = CHANGED_SHARE[setting.dtype]
@@ -403,7 +416,7 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
     rate, links = setting.device.rate_among(setting.config.all_workers)
     moving = moved / rate * setting.device.constants.over_links
     bound = links if moving > loading + comparing else "host memory"
-    return PhaseTime("sync", comparing + moving + loading, bound)
+    return PhaseTime("sync", comparing + moving + loading + fixed, bound)
 
 
 def _host_rate(setting: Setting) -> float:

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rlcli_planner import step_time
 from rlcli_planner.known_devices import parse_gpus, with_rates
 from rlcli_planner.machine import machine_rates as rates
 from rlcli_planner.machine.machine_rates import Rates, cache_file, fastest, load, machine_rates, mean
@@ -217,6 +218,20 @@ def test_a_step_takes_its_operations_at_the_measured_rates() -> None:
     halved = {phase.name: phase.seconds for phase in times(replace(known, device=with_rates(known.device, slower)))}
     assert halved["update"] - phases["update"] == pytest.approx(products, rel=0.1)
     assert halved["generate"] == phases["generate"]
+
+
+def test_a_step_of_a_tiny_model_takes_the_time_of_its_python() -> None:
+    known = setting(qwen_7b(), "cpu", "checkpoint.every=0")
+    slower = replace(RATES, python_s=2 * RATES.python_s)
+    phases, slow = (
+        {phase.name: phase.seconds for phase in times(replace(known, device=with_rates(known.device, measured)))}
+        for measured in (RATES, slower)
+    )
+    fixed = {"update": step_time.UPDATE_PYTHON, "sync": step_time.SYNC_PYTHON, "other": step_time.CONTROLLER_PYTHON}
+    for name, units in fixed.items():
+        assert slow[name] - phases[name] == pytest.approx(units * RATES.python_s, rel=1e-6), name
+    assert phases["other"] == step_time.CONTROLLER_PYTHON * RATES.python_s
+    assert "other" not in {phase.name for phase in times(setting(qwen_7b(), "h100"))}
 
 
 @pytest.mark.long
