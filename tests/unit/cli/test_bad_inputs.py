@@ -1,4 +1,4 @@
-"""Inputs that no run could use: one line that names what is wrong and the fix, and exit code 2."""
+"""Invalid inputs: one line that names the error and the fix, and exit code 2."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_text_that_is_not_utf8_is_named_with_its_row(column: str, tmp_path: Path
     table = pyarrow.parquet.read_table(file)
     roles = pyarrow.array(["user"] * 5)
     chats = pyarrow.StructArray.from_arrays([roles, texts], ["role", "content"])
-    bad = {
+    invalid = {
         "data_source": texts,
         "prompt": pyarrow.ListArray.from_arrays(pyarrow.array(range(6), type=pyarrow.int32()), chats),
         "reward_model": pyarrow.StructArray.from_arrays([roles, texts], ["style", "ground_truth"]),
         "extra_info": pyarrow.StructArray.from_arrays([texts], ["note"]),
     }[column]
-    kept = table.drop_columns([column]) if column in table.column_names else table
-    pyarrow.parquet.write_table(kept.append_column(column, bad), file)
+    remaining = table.drop_columns([column]) if column in table.column_names else table
+    pyarrow.parquet.write_table(remaining.append_column(column, invalid), file)
     with pytest.raises(DataError, match=rf"parquet, row 3 \(the first is 0\): '{column}' holds text that is not UTF-8"):
         read_prompts(file, "train")
 
@@ -98,8 +98,8 @@ def test_what_a_served_model_does_not_have_is_refused(
     messages = [{"role": "user", "content": "1"}]
     file = tmp_path / "train.parquet"
     write_rows(file, [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="1")])
-    given = [*command, "--data", str(file), "--endpoint", "http://127.0.0.1:9/v1", *words]
-    assert says in error_of(capsys, *given)
+    arguments = [*command, "--data", str(file), "--endpoint", "http://127.0.0.1:9/v1", *words]
+    assert says in error_of(capsys, *arguments)
 
 
 @pytest.mark.parametrize("json_words", [[], ["--json"]])
@@ -143,7 +143,7 @@ def test_one_file_of_a_run_that_cannot_be_read_is_named(
         assert main(["runs", command, str(tmp_path / "run"), *json_words]) == 0
         (warning,) = capsys.readouterr().err.splitlines()
         assert warning.startswith(f"warning: {says}")
-    assert main(["runs", "list", str(tmp_path)]) == 0  # it hides no other run
+    assert main(["runs", "list", str(tmp_path)]) == 0  # other runs are still listed
 
 
 def test_chat_names_a_run_without_a_checkpoint(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_home_folder_that_cannot_be_written_is_named(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a_file").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / home))  # of an absolute path, that path
+    monkeypatch.setenv("HOME", str(tmp_path / home))  # an absolute path replaces tmp_path
     with pytest.raises(SetupError, match=r"the home folder .* cannot be written to: .*; .*HOME=/some/folder"):
         check_local()
 
@@ -227,9 +227,9 @@ def test_an_upper_case_recipe_is_recognised(capsys: pytest.CaptureFixture[str]) 
 )
 def test_a_recipe_that_is_none_is_named(text: str, says: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "mine.toml").write_text(text)
-    said = error_of(capsys, "plan", str(tmp_path / "mine.toml"), "--model", "m")
-    assert says in said
-    assert "--debug" not in said
+    error = error_of(capsys, "plan", str(tmp_path / "mine.toml"), "--model", "m")
+    assert says in error
+    assert "--debug" not in error
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_a_circle_of_links_and_a_name_too_long_are_named(words: tuple[str, ...],
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "circle.toml").symlink_to("circle.toml")
     for name, says in ((f"{tmp_path}/circle", r"(?i)circle|link"), (f"{tmp_path}/{'x' * 5000}", "File name too long")):
-        said = error_of(capsys, *(word.format(name) for word in words))
-        assert re.search(says, said)
-        assert "--debug" not in said
+        error = error_of(capsys, *(word.format(name) for word in words))
+        assert re.search(says, error)
+        assert "--debug" not in error
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_a_circle_of_links_and_a_name_too_long_are_named(words: tuple[str, ...],
     ],
 )
 def test_values_that_nothing_can_hold_are_named(words: tuple[str, ...], says: str, capsys: Any) -> None:
-    said = error_of(capsys, "plan", "grpo", *words)
-    assert says in said
-    assert "--debug" not in said
+    error = error_of(capsys, "plan", "grpo", *words)
+    assert says in error
+    assert "--debug" not in error
 
 
 def test_a_folder_in_the_place_of_a_parquet_file_is_named(tmp_path: Path) -> None:
@@ -272,16 +272,16 @@ def test_a_config_json_that_no_model_has_is_named(model: Path, tmp_path: Path, c
         ("[" * 100_000, "does not load"),
     ):
         (tmp_path / "config.json").write_text(text)
-        said = error_of(capsys, "plan", "grpo", "--model", str(tmp_path))
-        assert says in said
-        assert "--debug" not in said
+        error = error_of(capsys, "plan", "grpo", "--model", str(tmp_path))
+        assert says in error
+        assert "--debug" not in error
 
 
 @pytest.mark.parametrize("deadline", ["inf", "nan", "1e9", "0"])
 def test_a_deadline_that_is_none_is_refused(deadline: str, capsys: Any) -> None:
     for command in ("run", "audit"):
-        said = error_of(capsys, "verifiers", command, "gsm8k", "--deadline", deadline)
-        assert "Invalid value for '--deadline'" in said
+        error = error_of(capsys, "verifiers", command, "gsm8k", "--deadline", deadline)
+        assert "Invalid value for '--deadline'" in error
 
 
 @pytest.fixture
@@ -292,33 +292,33 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_an_unknown_sandbox_is_named(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = error_of(capsys, "verifiers", "run", "gsm8k", "--input", str(rows), "--sandbox", "chess")
-    assert "no sandbox is called 'chess'; use auto, bwrap" in said
+    error = error_of(capsys, "verifiers", "run", "gsm8k", "--input", str(rows), "--sandbox", "chess")
+    assert "no sandbox is called 'chess'; use auto, bwrap" in error
 
 
 @pytest.mark.parametrize("name", ["BWRAP", "auto ", "bwrap,landlock", "http:/host", "ftp://host", "\udc80"])
 def test_other_names_of_sandboxes_are_refused_wherever_they_stand(
     name: str, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("verifiers", "run", "gsm8k", "--input", str(rows))  # which needs none
+    words = ("verifiers", "run", "gsm8k", "--input", str(rows))  # a verifier that needs no sandbox
     assert f"error: no sandbox is called {name!r}; use auto, bwrap" in error_of(capsys, *words, "--sandbox", name)
     monkeypatch.setenv("RLCLI_SANDBOX", name)
     assert f"error: RLCLI_SANDBOX: no sandbox is called {name!r}; use" in error_of(capsys, *words)
     with pytest.raises(SetupError, match="RLCLI_SANDBOX: no sandbox is called"):
         ForkServer()
-    found = check_sandbox()
-    assert (found.status, found.detail) == (Status.FAIL, f"RLCLI_SANDBOX: no sandbox is called {name!r}")
+    check = check_sandbox()
+    assert (check.status, check.detail) == (Status.FAIL, f"RLCLI_SANDBOX: no sandbox is called {name!r}")
 
 
 def test_an_output_never_replaces_its_input(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = rows.read_text()
+    content = rows.read_text()
     (rows.parent / "link.jsonl").symlink_to(rows)
     os.link(rows, rows.parent / "hard.jsonl")
     for name in ("rows.jsonl", "./rows.jsonl", "link.jsonl", "hard.jsonl"):
         output = f"{rows.parent}/{name}"
-        said = error_of(capsys, "verifiers", "run", "gsm8k", "--input", str(rows), "--output", output)
-        assert f"--output {output} is the file of --input" in said
-    assert rows.read_text() == before
+        error = error_of(capsys, "verifiers", "run", "gsm8k", "--input", str(rows), "--output", output)
+        assert f"--output {output} is the file of --input" in error
+    assert rows.read_text() == content
 
 
 @pytest.mark.long
@@ -326,8 +326,8 @@ def test_a_file_of_which_no_row_is_verified_fails(rows: Path, capsys: pytest.Cap
     verifier, scored = rows.parent / "mine.py", rows.parent / "scored.jsonl"
     verifier.write_text("def verify(request):\n    raise ValueError('boom')\n")
     words = ("verifiers", "run", f"{verifier}:verify", "--input", str(rows), "--output", str(scored))
-    said = error_of(capsys, *words)
-    assert f"ValueError: boom ({verifier}, line 2, in verify: raise ValueError('boom')); the response: " in said
+    error = error_of(capsys, *words)
+    assert f"ValueError: boom ({verifier}, line 2, in verify: raise ValueError('boom')); the response: " in error
     assert not scored.exists()
     rows.write_text(rows.read_text() + '{"completion": "", "ground_truth": "0"}\n')
     half = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1 / int(ground_truth)\n"
@@ -343,41 +343,41 @@ def rlcli(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 def test_the_c_locale_is_no_obstacle(rows: Path) -> None:
     rows.write_text(json.dumps({"completion": "#### é", "ground_truth": "×"}, ensure_ascii=False), encoding="utf-8")
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = rlcli("verifiers", "list", **plain)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "…" in done.stdout
-    done = rlcli("verifiers", "show", "×", **plain)
-    assert done.returncode == 2
-    assert "no verifier is called" in done.stderr
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    completed = rlcli("verifiers", "list", **c_locale)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "…" in completed.stdout
+    completed = rlcli("verifiers", "show", "×", **c_locale)
+    assert completed.returncode == 2
+    assert "no verifier is called" in completed.stderr
 
 
 @pytest.mark.long
 def test_the_c_locale_reads_and_writes_every_character(tmp_path: Path, model: Path) -> None:
-    """In data, in a path and in a configuration: one process for each."""
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    """Characters in data, in a path and in a configuration: one process for each."""
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     file = tmp_path / "é×.jsonl"
     file.write_text('{"completion": "\\boxed{é}", "ground_truth": "é"}\n', encoding="utf-8")
     scored = tmp_path / "ß.jsonl"
-    done = rlcli("verifiers", "run", "exact", "--input", str(file), "--output", str(scored), "--json", **plain)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["input"] == str(file)
+    completed = rlcli("verifiers", "run", "exact", "--input", str(file), "--output", str(scored), "--json", **c_locale)
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["input"] == str(file)
     assert "é" in scored.read_text(encoding="utf-8")
     recipe = tmp_path / "größe.toml"
     recipe.write_text('[recipe]\nbase = "grpo"\nsummary = "größer"\n[data]\npath = "é"\n', encoding="utf-8")
-    done = rlcli("recipes", "show", str(recipe), **plain)
-    assert done.returncode == 0, done.stderr
-    assert 'path = "é"' in done.stdout
-    done = rlcli("plan", str(recipe), "--model", str(model), "--set", "model.path=ü", **plain)
-    assert done.returncode == 2
-    assert "model.path = 'ü'" in done.stderr
+    completed = rlcli("recipes", "show", str(recipe), **c_locale)
+    assert completed.returncode == 0, completed.stderr
+    assert 'path = "é"' in completed.stdout
+    completed = rlcli("plan", str(recipe), "--model", str(model), "--set", "model.path=ü", **c_locale)
+    assert completed.returncode == 2
+    assert "model.path = 'ü'" in completed.stderr
 
 
 def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
     code = (
         "import builtins, signal, sys\n"
         "from rlcli.cli.main import main\n"
-        # A shell without job control starts what runs in the background with the signal ignored.
+        # A shell without job control starts background processes with SIGINT ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "before = builtins.__import__\n"
         "def interrupted(name, *rest, **options):\n"
@@ -387,8 +387,8 @@ def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
         "builtins.__import__ = interrupted\n"
         "sys.exit(main(['--help']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
 def test_an_import_that_hangs_or_exits_names_the_file(
     code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "sleep" in code:  # what exits does so at once, however busy the machine is
+    if "sleep" in code:  # the import that exits does so at once, however busy the machine is
         monkeypatch.setattr("rlcli.rewards.processes.fork_server.ANSWER_TIMEOUT_S", 3.0)
     monkeypatch.setattr("rlcli.rewards.processes.fork_server._CLOSE_TIMEOUT_S", 0.5)
     (tmp_path / "mine.py").write_text(code)

@@ -1,4 +1,4 @@
-"""One broken package must hide neither the others nor what is wrong with it."""
+"""A broken package hides no other package, and its error is reported."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def broken(tmp_path: Path) -> Path:
 
 
 def rlcli(broken: Path, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rlcli.cli.main", *words],
         env=os.environ | {"PYTHONPATH": str(broken), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == expect, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    assert completed.returncode == expect, completed.stderr
+    assert "Traceback" not in completed.stderr
+    return completed
 
 
 def test_the_lists_show_what_loads_and_say_what_does_not(broken: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_lists_show_what_loads_and_say_what_does_not(broken: Path) -> None:
     recipes = rlcli(broken, "recipes", "list", "--json")
     assert {"grpo", "quickstart"} <= {row["name"] for row in json.loads(recipes.stdout)}
     assert "note: the recipe package 'gone' (broken 1.0, no_such_module) does not load" in recipes.stderr
-    # Nor does it stand in the way of what is whole; and a name that it may have held says so.
+    # Intact packages still work, and an unknown name mentions the broken package, which may define it.
     rlcli(broken, "recipes", "show", "grpo", "--resolved")
     assert "the recipe package 'gone'" in rlcli(broken, "recipes", "show", "mine", expect=2).stderr
 
@@ -78,8 +78,8 @@ def test_a_broken_verifier_is_refused_before_anything_is_asked_of_a_model(broken
     rlcli(broken, "prep", "arithmetic", "--out", str(broken / "sums"), "--count", "4", "--test-count", "2")
     words = ("--data", str(broken / "sums"), "--verifier", name)
     for model in (("--endpoint", "http://127.0.0.1:9/v1"), ("--model", "no/such/model", "--set", "cluster.device=cpu")):
-        done = rlcli(broken, "eval", *model, *words, expect=2)
-        line = done.stderr.splitlines()[-1]
+        completed = rlcli(broken, "eval", *model, *words, expect=2)
+        line = completed.stderr.splitlines()[-1]
         assert line.startswith(f"error: the verifier '{name}' (")
         assert why in line
 

@@ -1,4 +1,4 @@
-"""`rlcli engines`: the servers of a run, from what its engines wrote."""
+"""`rlcli engines`: the servers of a run, from the files that its engines wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     engines.mkdir(parents=True)
     (tmp_path / "config.toml").write_text("")
     state: dict[str, Any] = {"time": 1.0, "worker": 0, "weights": 4}
-    state["servers"] = [{**one, "kind": "vllm", "pid": None} for one in SERVERS]
+    state["servers"] = [{**server, "kind": "vllm", "pid": None} for server in SERVERS]
     (engines / "worker-0.json").write_text(json.dumps(state))
     return tmp_path
 
@@ -45,14 +45,14 @@ def test_the_servers_of_a_run_are_listed_with_their_states(folder: Path, capsys:
     assert "worker 0, x" in shown, "a server that the run starts itself"
     assert run(["engines", "list", str(folder), "--json"]) == 0
     (state,) = json.loads(capsys.readouterr().out)
-    assert [one["state"] for one in state["servers"]] == ["ready", "lost", "ready"]
+    assert [server["state"] for server in state["servers"]] == ["ready", "lost", "ready"]
 
 
 def test_servers_are_asked_to_join_and_to_leave(folder: Path) -> None:
     assert run(["engines", "add", str(folder), "http://c:1/"]) == 0
     assert run(["engines", "remove", str(folder), "http://a:1"]) == 0
-    found = [(one["wish"], one["server"]) for one in wishes_of(folder / "logs" / "engines")]
-    assert found == [("add", "http://c:1"), ("remove", "http://a:1")]
+    requests = [(request["wish"], request["server"]) for request in wishes_of(folder / "logs" / "engines")]
+    assert requests == [("add", "http://c:1"), ("remove", "http://a:1")]
     with (folder / "logs" / "engines" / "wishes.jsonl").open("a") as file:
         file.write('{"wish": "add"}\n[]\n{"server": 1, "wish": "add"}\nno JSON\n')
     assert len(wishes_of(folder / "logs" / "engines")) == 2, "a line that is no request is left out"

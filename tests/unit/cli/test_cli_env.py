@@ -1,4 +1,4 @@
-"""`rlcli env` as a user types it, and the page on environments as it is written."""
+"""`rlcli env` on the command line, and the examples of the page on environments."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def rlcli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     def run(*words: str, typed: str = "", expect: int = 0) -> str:
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         code = main(["env", *words])
-        done = capsys.readouterr()
-        assert code == expect, done.err
+        captured = capsys.readouterr()
+        assert code == expect, captured.err
         if expect:
-            assert (done.out.count("Traceback"), len(done.err.splitlines())) == (0, 1)
-        return done.err if expect else done.out
+            assert (captured.out.count("Traceback"), len(captured.err.splitlines())) == (0, 1)
+        return captured.err if expect else captured.out
 
     return run
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's files."""
     for name, text in zip(("guess.py", "shop.py", "dots.py"), blocks(PAGE, "python"), strict=True):
         (tmp_path / name).write_text(text)
@@ -53,20 +53,22 @@ def sums(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_the_pages_example_is_played_as_written(rlcli: Any, here: Path) -> None:
+def test_the_pages_example_is_played_as_written(rlcli: Any, page_folder: Path) -> None:
     guesses = "".join(f"{n}\n" for n in range(1, 10))
     shown = rlcli("try", "guess.py:Guess", typed=guesses)
     assert shown.startswith("user: Guess my number, from 1 to 9.\nassistant: 1\n")
     assert "reward 1\nended: done; " in shown
     assert shown == rlcli("try", "guess.py:Guess", typed=guesses), "a row is always the same task"
-    other = [rlcli("try", "guess.py:Guess", "--row", str(number), typed=guesses) for number in range(1, 6)]
-    assert len({shown, *other}) > 2
-    assert all(one.count("user: Higher.") == one.count("assistant: ") - 1 for one in other)
-    down = [rlcli("try", "guess.py:Guess", "--row", str(number), typed="9\n8\n") for number in range(6)]
-    assert any(one.endswith("user: Lower.\nended: the input ended; 2 turns, reward 0\n") for one in down)
+    other_rows = [rlcli("try", "guess.py:Guess", "--row", str(number), typed=guesses) for number in range(1, 6)]
+    assert len({shown, *other_rows}) > 2
+    assert all(transcript.count("user: Higher.") == transcript.count("assistant: ") - 1 for transcript in other_rows)
+    descending = [rlcli("try", "guess.py:Guess", "--row", str(number), typed="9\n8\n") for number in range(6)]
+    assert any(
+        transcript.endswith("user: Lower.\nended: the input ended; 2 turns, reward 0\n") for transcript in descending
+    )
 
 
-def test_the_pages_tools_are_shown_and_called(rlcli: Any, here: Path) -> None:
+def test_the_pages_tools_are_shown_and_called(rlcli: Any, page_folder: Path) -> None:
     shown = json.loads(rlcli("show", "shop.py:TOOLS", "--json"))
     assert [tool["function"]["name"] for tool in shown["tools"]] == ["price", "opening_hours"]
     typed = 'price {"item": "bread", "count": 4}\nprice {"item": "tea"}\nopening_hours {"day": "Sunday"}\nIt is 10.0.\n'
@@ -100,10 +102,10 @@ def test_the_page_names_the_built_ins_and_their_keys(rlcli: Any) -> None:
     from rlcli.config.keys import keys
 
     page = (Path(__file__).parents[3] / "docs" / PAGE).read_text()
-    found = {one["name"]: one for one in json.loads(rlcli("list", "--json"))}
+    environments = {entry["name"]: entry for entry in json.loads(rlcli("list", "--json"))}
     for name in ("guess_number", "countdown", "code_repair", "calculator", "python", "search"):
-        assert found[name]["loads"]
-        assert found[name]["summary"].endswith(".")
+        assert environments[name]["loads"]
+        assert environments[name]["summary"].endswith(".")
         assert f"| `{name}` |" in page
     missing = [key for key in keys() if key.startswith("environment.") and key.partition(".")[2] not in page]
     assert not missing
@@ -122,7 +124,7 @@ def test_show_has_options_and_the_first_messages_of_a_row(rlcli: Any, sums: Path
 
 
 def test_a_person_plays_from_a_pipe(sums: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rlcli.cli.main", "env", "try", "calculator", "--data", str(sums)],
         input='calculate {"expression": "6*7"}\n"""\nSo it is\n\n#### 42\n"""\nnot read\n',
         env=os.environ | {"COLUMNS": "200"},
@@ -130,7 +132,7 @@ def test_a_person_plays_from_a_pipe(sums: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == [
+    assert completed.stdout.splitlines() == [
         "user: 6*7=",
         "tool calculate: takes expression",
         'assistant: calculate {"expression": "6*7"}',
@@ -182,7 +184,7 @@ def test_a_model_plays_within_the_limits(rlcli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "typed", "said"),
+    ("words", "typed", "message"),
     [
         (["show", "gues_number"], "", "did you mean guess_number?"),
         (["try", "guess.py"], "", "write guess.py:CLASS"),
@@ -198,8 +200,8 @@ def test_a_model_plays_within_the_limits(rlcli: Any, tmp_path: Path) -> None:
         (["try", "guess_number", "--model", "/no/model"], "", "/no/model"),
     ],
 )
-def test_a_mistake_is_one_line(rlcli: Any, words: list[str], typed: str, said: str) -> None:
-    assert said in rlcli(*words, typed=typed, expect=2)
+def test_a_mistake_is_one_line(rlcli: Any, words: list[str], typed: str, message: str) -> None:
+    assert message in rlcli(*words, typed=typed, expect=2)
 
 
 def test_a_step_that_fails_is_one_line(rlcli: Any, tmp_path: Path) -> None:
@@ -207,5 +209,5 @@ def test_a_step_that_fails_is_one_line(rlcli: Any, tmp_path: Path) -> None:
         "class Broken:\n    def reset(self, row, seed):\n        return [{'role': 'user', 'content': 'go'}]\n"
         "    def step(self, message):\n        raise ValueError('no')\n"
     )
-    said = rlcli("try", f"{tmp_path / 'broken.py'}:Broken", typed="x\n", expect=2)
-    assert "the environment failed: crash: step raised ValueError: no (broken.py:5)" in said
+    error = rlcli("try", f"{tmp_path / 'broken.py'}:Broken", typed="x\n", expect=2)
+    assert "the environment failed: crash: step raised ValueError: no (broken.py:5)" in error

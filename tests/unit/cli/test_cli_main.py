@@ -1,4 +1,4 @@
-"""The door: what `rlcli` prints, how fast, and with which exit code it leaves."""
+"""The entry point: output, import cost and exit codes of `rlcli`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlcli import __version__
-from rlcli.cli import app as door
+from rlcli.cli import app as cli_app
 from rlcli.cli.command_group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
 from rlcli.support.attempt import REPORTED
@@ -27,16 +27,16 @@ HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "sympy",
 
 @pytest.fixture
 def boom() -> Iterator[Callable[[BaseException], None]]:
-    """Adds a command `boom` that raises what it is given."""
+    """A function that adds a command `boom`, which raises the given exception."""
 
     def add(error: BaseException) -> None:
-        @door.app.command("boom", hidden=True)
+        @cli_app.app.command("boom", hidden=True)
         def command() -> None:
             raise error
 
-    before = len(door.app.registered_commands)
+    registered = len(cli_app.app.registered_commands)
     yield add
-    del door.app.registered_commands[before:]
+    del cli_app.app.registered_commands[registered:]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     exit_code, imported, modules = json.loads(printed.splitlines()[-1])
     assert (exit_code, imported) == (0, [])
-    assert modules < 500  # what --help takes is what it imports
+    assert modules < 500  # imports are nearly all of the time of --help
 
 
 def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.run(["--help"]) == 0
+    assert cli_app.run(["--help"]) == 0
     printed = capsys.readouterr().out
-    places = [printed.index(f"─ {panel} ─") for panel in PANELS]
-    assert places == sorted(places)
-    ends = [*places[1:], len(printed)]
-    for (_, commands), start, end in zip(PANELS.items(), places, ends, strict=True):
+    starts = [printed.index(f"─ {panel} ─") for panel in PANELS]
+    assert starts == sorted(starts)
+    ends = [*starts[1:], len(printed)]
+    for (_, commands), start, end in zip(PANELS.items(), starts, ends, strict=True):
         for command in commands:
             assert f"│ {command} " in printed[start:end]
 
@@ -88,25 +88,25 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_help_of_a_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.run([*command.split(), "--help"]) == 0
+    assert cli_app.run([*command.split(), "--help"]) == 0
     examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(f"rlcli {command}")]
     assert examples
 
 
 def test_the_help_lists_each_command_as_the_command_itself_does() -> None:
     listed = {name: " ".join(command.help.split()) for name, command in COMMANDS.items()}
-    told = {name: " ".join((imported(name).help or "").split("\n\n")[0].split()) for name in COMMANDS}
-    assert listed == told
+    documented = {name: " ".join((imported(name).help or "").split("\n\n")[0].split()) for name in COMMANDS}
+    assert listed == documented
     assert {name: imported(name).name for name in COMMANDS} == {name: name for name in COMMANDS}
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    door.run([])
+    cli_app.run([])
     assert "Usage: rlcli" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.run(["--version"]) == 0
+    assert cli_app.run(["--version"]) == 0
     assert capsys.readouterr().out == f"rlcli {__version__}\n"
 
 
@@ -116,7 +116,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_names_the_near_one(
     words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert door.run(words) == 2
+    assert cli_app.run(words) == 2
     assert f"Did you mean {meant}?" in capsys.readouterr().err
 
 
@@ -140,14 +140,14 @@ def test_an_unknown_command_names_the_near_one(
     ],
 )
 def test_a_wrong_line_is_refused_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.run(words) == 2
+    assert cli_app.run(words) == 2
     captured = capsys.readouterr()
     assert captured.err == f"error: {line}\n"
     assert captured.out == ""
 
 
 def test_a_wrong_type_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.run(["train", "grpo", "--steps", "many"]) == 2
+    assert cli_app.run(["train", "grpo", "--steps", "many"]) == 2
     assert capsys.readouterr().err.startswith("error: Invalid value for '--steps': ")
 
 
@@ -155,7 +155,7 @@ def test_a_wrong_type_names_the_option(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_group_without_a_command_prints_its_help_and_no_error(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert door.run(words) == 2
+    assert cli_app.run(words) == 2
     captured = capsys.readouterr()
     assert " ".join(["Usage: rlcli", *words]) in captured.out
     assert captured.err == ""
@@ -189,7 +189,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     boom(error)
-    assert door.run(["boom"]) == exit_code
+    assert cli_app.run(["boom"]) == exit_code
     captured = capsys.readouterr()
     assert captured.err == line
     assert captured.out == ""
@@ -199,19 +199,19 @@ def test_an_error_is_one_line_and_an_exit_code(
 def test_debug_lets_the_traceback_through(words: list[str], boom: Callable[[BaseException], None]) -> None:
     boom(ConfigError("train.lr = -1"))
     with pytest.raises(ConfigError, match=r"train\.lr = -1"):
-        door.run(words)
+        cli_app.run(words)
 
 
-def test_to_a_supervisor_too_and_then_its_end_is_that_of_one_who_has_told(
+def test_debug_of_a_supervised_run_prints_the_traceback_and_exits_as_reported(
     boom: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     boom(ConfigError("train.lr = -1"))
-    monkeypatch.setattr(door, "is_supervised", lambda: True)
+    monkeypatch.setattr(cli_app, "is_supervised", lambda: True)
     ends: list[int] = []
     monkeypatch.setattr(os, "_exit", ends.append)
     monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
-    with pytest.raises(SystemExit):  # the one thing that ends where nothing is ended
-        door.leave(door.run(["boom", "--debug"]))
+    with pytest.raises(SystemExit):  # os._exit is patched, so it returns
+        cli_app.leave(cli_app.run(["boom", "--debug"]))
     assert ends == [REPORTED]
     assert "ConfigError: train.lr = -1" in capsys.readouterr().err
 
@@ -220,16 +220,16 @@ def test_an_interrupt_is_exit_code_130(
     boom: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     boom(KeyboardInterrupt())
-    assert door.run(["boom"]) == 130
+    assert cli_app.run(["boom"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_the_installed_script_leaves_with_the_exit_code() -> None:
     script = os.path.join(os.path.dirname(sys.executable), "rlcli")
-    done = subprocess.run([script, "recipes", "show", "nope"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no recipe is called 'nope'")
-    assert done.stderr.count("\n") == 1
+    completed = subprocess.run([script, "recipes", "show", "nope"], capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("error: no recipe is called 'nope'")
+    assert completed.stderr.count("\n") == 1
 
 
 def test_require_names_only_what_is_absent() -> None:

@@ -1,4 +1,4 @@
-"""`rlcli recipes`, and the console that all commands print through."""
+"""`rlcli recipes`, and the console that all commands print with."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_list_tells_of_a_recipe_that_is_broken_and_shows_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.toml").write_text("[recipe\n")
-    found, errors = recipes._catalog()
-    found |= {"odd": (tmp_path / "odd.toml", "odd_recipes/odd.toml")}
-    monkeypatch.setattr(recipes, "_catalog", lambda: (found, errors))
+    catalog, errors = recipes._catalog()
+    catalog |= {"odd": (tmp_path / "odd.toml", "odd_recipes/odd.toml")}
+    monkeypatch.setattr(recipes, "_catalog", lambda: (catalog, errors))
     assert main(["recipes", "list"]) == 0
     printed = capsys.readouterr()
     assert "note: odd_recipes/odd.toml is not TOML" in printed.err
@@ -107,18 +107,20 @@ def test_diff_as_json_holds_exactly_the_keys_that_differ(capsys: pytest.CaptureF
     shown = printed_json(capsys)
     assert isinstance(shown, dict)
     assert (shown["a"], shown["b"]) == ("grpo", str(mine))
-    found = {each["key"]: (each["a"], each["b"]) for each in shown["differences"]}
-    assert found["algorithm.options.beta"] == (None, {"value": 2.0, "origin": "recipe mine"})
-    assert found["algorithm.loss"] == (
+    differences = {difference["key"]: (difference["a"], difference["b"]) for difference in shown["differences"]}
+    assert differences["algorithm.options.beta"] == (None, {"value": 2.0, "origin": "recipe mine"})
+    assert differences["algorithm.loss"] == (
         {"value": "ppo", "origin": "recipe grpo"},
         {"value": "dro", "origin": "recipe dro"},
     )
     a, b = resolve("grpo").values(), resolve(str(mine)).values()
-    assert list(found) == [key for key in b if key not in a or a[key] != b[key]]
+    assert list(differences) == [key for key in b if key not in a or a[key] != b[key]]
     assert main(["recipes", "diff", str(mine), "grpo", "--json"]) == 0
-    turned = printed_json(capsys)
-    assert isinstance(turned, dict)
-    assert {each["key"]: (each["b"], each["a"]) for each in turned["differences"]} == found
+    reversed_diff = printed_json(capsys)
+    assert isinstance(reversed_diff, dict)
+    assert {
+        difference["key"]: (difference["b"], difference["a"]) for difference in reversed_diff["differences"]
+    } == differences
 
 
 def test_diff_of_equals_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,16 +183,16 @@ def test_copy_overwrites_nothing(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("out", "says"),
+    ("target", "says"),
     [
         ("mine", "a recipe's file name must end in .toml; give"),
         ("absent/mine.toml", "cannot be written: No such file or directory; name another"),
     ],
 )
 def test_copy_refuses_a_place_in_one_line(
-    out: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    target: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["recipes", "copy", "dapo", "--out", str(tmp_path / out)]) == 2
+    assert main(["recipes", "copy", "dapo", "--out", str(tmp_path / target)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not list(tmp_path.iterdir())

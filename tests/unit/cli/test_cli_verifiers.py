@@ -1,4 +1,4 @@
-"""`rlcli verifiers` as a user types it."""
+"""`rlcli verifiers` on the command line."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WRONG = {"completion": "#### 41", "ground_truth": "42", "prompt": "6 × 7?", "ex
 
 def rlcli(capsys: pytest.CaptureFixture[str], *words: str, expect: int = 0) -> tuple[str, str]:
     code = main(["verifiers", *words])
-    done = capsys.readouterr()
-    assert code == expect, done.err
-    return done.out, done.err
+    captured = capsys.readouterr()
+    assert code == expect, captured.err
+    return captured.out, captured.err
 
 
 def lines(path: Path, rows: list[Any]) -> str:
-    text = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in rows)
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return str(path)
 
@@ -39,10 +39,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_list_names_the_built_ins(capsys: pytest.CaptureFixture[str]) -> None:
-    found = {one["name"]: one for one in json.loads(rlcli(capsys, "list", "--json")[0])}
-    assert {"math", "gsm8k", "format", "code", "multiple_choice", "countdown"} <= set(found)
-    assert found["gsm8k"]["loads"]
-    assert found["gsm8k"]["summary"]
+    verifiers = {entry["name"]: entry for entry in json.loads(rlcli(capsys, "list", "--json")[0])}
+    assert {"math", "gsm8k", "format", "code", "multiple_choice", "countdown"} <= set(verifiers)
+    assert verifiers["gsm8k"]["loads"]
+    assert verifiers["gsm8k"]["summary"]
 
 
 def test_show_tells_options_kind_origin_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,12 +62,12 @@ def test_show_takes_a_file_and_an_expression(capsys: pytest.CaptureFixture[str])
     assert shown["reads"] == "The first line of its documentation.\n\nAnd more of it."
     assert shown["options"][0] == {"name": "places", "type": "int", "default": 2, "required": False}
     assert shown["options"][1]["name"] == "names"
-    both = json.loads(rlcli(capsys, "show", "math + 0.1 * format", "--json")[0])
-    assert [(term["name"], term["weight"]) for term in both["terms"]] == [("math", 1.0), ("format", 0.1)]
+    combined = json.loads(rlcli(capsys, "show", "math + 0.1 * format", "--json")[0])
+    assert [(term["name"], term["weight"]) for term in combined["terms"]] == [("math", 1.0), ("format", 0.1)]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("gsm9k", "did you mean gsm8k?"),
         ("math + gsm9k", "did you mean gsm8k?"),
@@ -78,11 +78,11 @@ def test_show_takes_a_file_and_an_expression(capsys: pytest.CaptureFixture[str])
         ("my/file.py", "write my/file.py:FUNCTION"),
     ],
 )
-def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
-    out, err = rlcli(capsys, "show", name, expect=2)
-    assert out == ""
-    assert said in err
-    assert len(err.splitlines()) == 1
+def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+    stdout, stderr = rlcli(capsys, "show", name, expect=2)
+    assert stdout == ""
+    assert message in stderr
+    assert len(stderr.splitlines()) == 1
 
 
 @pytest.mark.long
@@ -103,14 +103,14 @@ def test_a_broken_plugin_is_named_and_hides_no_other(tmp_path: Path) -> None:
             check=False,
         )
 
-    found = {one["name"]: one for one in json.loads(run("list", "--json").stdout)}
-    assert not found["gone"]["loads"]
-    assert "(broken 1.0, no_such_module:verify) does not load: ModuleNotFoundError" in found["gone"]["summary"]
-    assert "is of type int, not a function" in found["number"]["summary"]
-    assert found["math"]["loads"]
-    for name, said in (("gone", "broken 1.0"), ("number", "of type int")):
-        done = run("show", name)
-        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    verifiers = {entry["name"]: entry for entry in json.loads(run("list", "--json").stdout)}
+    assert not verifiers["gone"]["loads"]
+    assert "(broken 1.0, no_such_module:verify) does not load: ModuleNotFoundError" in verifiers["gone"]["summary"]
+    assert "is of type int, not a function" in verifiers["number"]["summary"]
+    assert verifiers["math"]["loads"]
+    for name, message in (("gone", "broken 1.0"), ("number", "of type int")):
+        completed = run("show", name)
+        assert (completed.returncode, message in completed.stderr, "Traceback" in completed.stderr) == (2, True, False)
     assert run("show", "gsm8k").returncode == 0
 
 
@@ -120,18 +120,18 @@ def test_run_keeps_rows_and_their_order_and_adds_what_was_said(
 ) -> None:
     source = lines(tmp_path / f"in.{suffix}", [RIGHT, WRONG, "", {"completion": "?", "ground_truth": "7", "score": 9}])
     output = tmp_path / "new" / f"out.{suffix}"
-    out, err = rlcli(capsys, "run", "gsm8k", "--input", source, "--output", str(output), "--processes", "2")
-    assert out == ""
-    assert "mean score" in err
+    stdout, stderr = rlcli(capsys, "run", "gsm8k", "--input", source, "--output", str(output), "--processes", "2")
+    assert stdout == ""
+    assert "mean score" in stderr
     rows = read(output)
-    assert [(one["score"], one["outcome"], one["extracted"]) for one in rows] == [
+    assert [(row["score"], row["outcome"], row["extracted"]) for row in rows] == [
         (1.0, "ok", "42"),
         (0.0, "wrong", "41"),
         (0.0, "no_answer", None),
     ]
     assert RIGHT.items() <= rows[0].items()
     assert WRONG.items() <= rows[1].items()
-    assert all(one["seconds"] > 0 for one in rows)
+    assert all(row["seconds"] > 0 for row in rows)
     assert "parts" not in rows[0]
     assert [path.name for path in output.parent.iterdir()] == [output.name]
 
@@ -140,30 +140,30 @@ def test_run_gives_parts_of_a_sum_and_a_summary_as_json(tmp_path: Path, capsys: 
     source = lines(tmp_path / "in.jsonl", [RIGHT, WRONG])
     output = tmp_path / "out.jsonl"
     words = ("run", "gsm8k + 0.1 * format", "--input", source, "--output", str(output), "--json")
-    said = json.loads(rlcli(capsys, *words)[0])
-    assert (said["rows"], said["mean_score"], said["outcomes"]) == (2, 0.5, {"ok": 1, "wrong": 1})
-    assert said["parts"] == {"gsm8k": 0.5, "format": 0.0}
-    assert set(said["seconds"]) == {"p50", "p90", "p99", "max"}
+    summary = json.loads(rlcli(capsys, *words)[0])
+    assert (summary["rows"], summary["mean_score"], summary["outcomes"]) == (2, 0.5, {"ok": 1, "wrong": 1})
+    assert summary["parts"] == {"gsm8k": 0.5, "format": 0.0}
+    assert set(summary["seconds"]) == {"p50", "p90", "p99", "max"}
     assert read(output)[0]["parts"] == {"gsm8k": 1.0, "format": 0.0}
 
 
 @pytest.mark.long
 def test_run_reads_standard_input_and_writes_standard_output() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rlcli.cli.main", "verifiers", "run", "gsm8k", "--input", "-", "--output", "-"],
         input=json.dumps(RIGHT) + "\n" + json.dumps({**WRONG, "note": "\ud800"}) + "\n",
         capture_output=True,
         text=True,
         check=True,
     )
-    first, second = map(json.loads, done.stdout.splitlines())
+    first, second = map(json.loads, completed.stdout.splitlines())
     assert (first["score"], first["id"]) == (1.0, "é")
     assert (second["score"], second["note"]) == (0.0, "\ud800")
-    assert "\x1b" not in done.stderr
+    assert "\x1b" not in completed.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{oh", "is not JSON"),
         ('{"completion": NaN}', "NaN"),
@@ -176,14 +176,14 @@ def test_run_reads_standard_input_and_writes_standard_output() -> None:
     ],
 )
 def test_a_malformed_line_stops_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     source = lines(tmp_path / "in.jsonl", [RIGHT, "", line])
     output = tmp_path / "out.jsonl"
-    _, err = rlcli(capsys, "run", "gsm8k", "--input", source, "--output", str(output), expect=2)
-    assert f"{source}, line 3:" in err
-    assert said in err
-    assert "--skip-bad" in err
+    _, stderr = rlcli(capsys, "run", "gsm8k", "--input", source, "--output", str(output), expect=2)
+    assert f"{source}, line 3:" in stderr
+    assert message in stderr
+    assert "--skip-bad" in stderr
     assert not output.exists()
     words = ("run", "gsm8k", "--input", source, "--output", str(output), "--skip-bad", "--json")
     assert json.loads(rlcli(capsys, *words)[0])["skipped"] == 1
@@ -196,7 +196,7 @@ def test_run_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
     empty = lines(tmp_path / "empty.jsonl", [])
     torn = tmp_path / "torn.jsonl.gz"
     torn.write_bytes(gzip.compress(json.dumps(RIGHT).encode())[:-9])
-    for words, said in (
+    for words, message in (
         (("gsm9k", "--input", source), "did you mean gsm8k?"),
         (("gsm8k", "--input", str(tmp_path / "none.jsonl")), "cannot read"),
         (("gsm8k", "--input", empty), "has no row"),
@@ -207,7 +207,7 @@ def test_run_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("code", "--input", source, "--deadline", "4"), "killed at --deadline = 4, before"),
         (("code(score=some)", "--input", source), "should be 'all' or 'share'"),
     ):
-        assert said in rlcli(capsys, "run", *words, expect=2)[1]
+        assert message in rlcli(capsys, "run", *words, expect=2)[1]
 
 
 @pytest.mark.long
@@ -218,7 +218,7 @@ def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
     source, output = lines(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     words = ("run", f"{FAULTY}:hangs_on_powers", "--input", source, "--output", str(output), "--deadline", "0.2")
     rlcli(capsys, *words)
-    assert [one["outcome"] for one in read(output)] == ["wrong", "ok", "wrong", "wrong"]
+    assert [row["outcome"] for row in read(output)] == ["wrong", "ok", "wrong", "wrong"]
     assert "used up its CPU time twice (more than 0.2 s)" in read(output)[0]["detail"]
     words = (
         "run",
@@ -226,42 +226,48 @@ def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
         "--input",
         lines(tmp_path / "in.jsonl", [WRONG | {"ground_truth": "x"}]),
     )
-    said = rlcli(capsys, *words, expect=2)[1]
-    assert "crashes on the only response; on the one with the ground truth 'x': ValueError" in said
+    stderr = rlcli(capsys, *words, expect=2)[1]
+    assert "crashes on the only response; on the one with the ground truth 'x': ValueError" in stderr
 
 
 def test_a_file_is_verified_though_its_first_prompt_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"completion": "#### 3", "ground_truth": truth} for truth in ["a point"] * 4 + ["3"] * 5]
-    out = tmp_path / "scored.jsonl"
-    rlcli(capsys, "run", "gsm8k", "--input", lines(tmp_path / "rows.jsonl", rows), "--output", str(out))
-    assert [row["outcome"] for row in read(out)] == ["crash"] * 4 + ["ok"] * 5
+    output = tmp_path / "scored.jsonl"
+    rlcli(capsys, "run", "gsm8k", "--input", lines(tmp_path / "rows.jsonl", rows), "--output", str(output))
+    assert [row["outcome"] for row in read(output)] == ["crash"] * 4 + ["ok"] * 5
 
 
 @pytest.mark.long
 def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "train.parquet"
-    told = [("12", "\\boxed{12}"), ("345", "\\boxed{345}")]
-    message = [{"role": "user", "content": "What is it?"}]
+    answers = [("12", "\\boxed{12}"), ("345", "\\boxed{345}")]
+    messages = [{"role": "user", "content": "What is it?"}]
     write_rows(
         data,
         [
-            row(data_source="d", messages=message, verifier="math", ground_truth=truth, extra_info={"response": said})
-            for truth, said in told
+            row(
+                data_source="d",
+                messages=messages,
+                verifier="math",
+                ground_truth=truth,
+                extra_info={"response": response},
+            )
+            for truth, response in answers
         ],
     )
     words = ("--data", str(tmp_path), "--mutations", "6")
-    out, _ = rlcli(capsys, "audit", f"{FAULTY}:sound", *words, "--html", str(tmp_path / "page.html"))
-    assert out.rstrip().splitlines()[-1].startswith("PASS")
-    assert "the row's response" in out
-    assert "latency: p50" in out
+    stdout, _ = rlcli(capsys, "audit", f"{FAULTY}:sound", *words, "--html", str(tmp_path / "page.html"))
+    assert stdout.rstrip().splitlines()[-1].startswith("PASS")
+    assert "the row's response" in stdout
+    assert "latency: p50" in stdout
     assert "Pass" in (tmp_path / "page.html").read_text()
-    out, _ = rlcli(capsys, "audit", f"{FAULTY}:credulous", *words, expect=1)
-    verdicts = [line for line in out.splitlines() if line.startswith("FAIL: ")]
-    assert (verdicts[0], verdicts[-1]) == (out.splitlines()[1], out.splitlines()[-1])
-    assert "row 0, near-miss" in out
-    said = json.loads(rlcli(capsys, "audit", f"{FAULTY}:strict_beyond_reason", *words, "--json", expect=1)[0])
-    assert said["passed"] is False
-    assert {one["row"] for one in said["surprises"]} == {0, 1}
+    stdout, _ = rlcli(capsys, "audit", f"{FAULTY}:credulous", *words, expect=1)
+    verdicts = [line for line in stdout.splitlines() if line.startswith("FAIL: ")]
+    assert (verdicts[0], verdicts[-1]) == (stdout.splitlines()[1], stdout.splitlines()[-1])
+    assert "row 0, near-miss" in stdout
+    report = json.loads(rlcli(capsys, "audit", f"{FAULTY}:strict_beyond_reason", *words, "--json", expect=1)[0])
+    assert report["passed"] is False
+    assert {surprise["row"] for surprise in report["surprises"]} == {0, 1}
     assert "no such file" in rlcli(capsys, "audit", "math", "--data", str(tmp_path / "none"), expect=2)[1]

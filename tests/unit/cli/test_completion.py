@@ -1,4 +1,4 @@
-"""What a shell is offered at the tab key, asked as bash asks."""
+"""Shell completion, requested as bash requests it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "numpy",
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_run(tmp_path / "runs" / "grpo-1")
     make_run(tmp_path / "runs" / "sft-1", "sft")
     for folder, file in (("data/sums", "train.parquet"), ("tiny", "config.json")):
@@ -31,25 +31,25 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def offered(line: str, place: Path) -> list[str]:
-    """What bash shows for a line with the cursor at its end."""
+def completions(line: str, project: Path) -> list[str]:
+    """Completions that bash gets for a line with the cursor at its end."""
     words = line.split(" ")
-    asked = {"_RLCLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    variables = {"_RLCLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     code = "from rlcli.cli.main import main; import sys; sys.argv = ['rlcli']; main()"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **asked},
-        cwd=place,
+        env={**os.environ, **variables},
+        cwd=project,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr == ""
-    return done.stdout.split()
+    assert completed.stderr == ""
+    return completed.stdout.split()
 
 
 @pytest.mark.parametrize(
-    ("line", "some"),
+    ("line", "expected"),
     [
         ("rlcli tr", ["train"]),
         ("rlcli runs s", ["show", "samples"]),
@@ -63,11 +63,11 @@ def offered(line: str, place: Path) -> list[str]:
         ("rlcli train grpo --data d", ["data/sums"]),
     ],
 )
-def test_a_shell_is_offered_what_fits(line: str, some: list[str], place: Path) -> None:
-    found = offered(line, place)
-    assert set(some) <= set(found)
+def test_a_shell_is_offered_what_fits(line: str, expected: list[str], project: Path) -> None:
+    candidates = completions(line, project)
+    assert set(expected) <= set(candidates)
     start = line.split(" ")[-1]
-    assert all(name.startswith(start) for name in found)
+    assert all(name.startswith(start) for name in candidates)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_shell_is_offered_what_fits(line: str, some: list[str], place: Path) -
     ],
 )
 def test_candidates_begin_with_what_was_typed(
-    complete: completion.Names, incomplete: str, wanted: list[str], place: Path
+    complete: completion.Names, incomplete: str, wanted: list[str], project: Path
 ) -> None:
     assert complete(incomplete) == wanted
 
@@ -117,7 +117,7 @@ def test_candidates_begin_with_what_was_typed(
         ("rlcli train grpo --environment=calc", "--environment=calculator "),
     ],
 )
-def test_bash_completes_what_comes_after_an_equals_sign(typed: str, completed: str, place: Path) -> None:
+def test_bash_completes_what_comes_after_an_equals_sign(typed: str, completed: str, project: Path) -> None:
     """In a real interactive bash, which splits words at `=`."""
     bash = shutil.which("bash")
     assert bash
@@ -128,8 +128,8 @@ def test_bash_completes_what_comes_after_an_equals_sign(typed: str, completed: s
         text=True,
         check=True,
     ).stdout
-    # The function is called with the command's name: here a function, which asks this interpreter.
-    (place / "rc").write_text(
+    # Bash calls the command by its name: here a function that runs this interpreter.
+    (project / "rc").write_text(
         f"rlcli() {{ {sys.executable} -m rlcli.cli.main; }}\n{script.replace('env ', '')}PS1='> '\n"
     )
     process, terminal = pty.fork()
@@ -155,12 +155,12 @@ def test_an_error_offers_nothing() -> None:
     assert broken("x") == []
 
 
-def test_completion_imports_nothing_heavy(place: Path) -> None:
+def test_completion_imports_nothing_heavy(project: Path) -> None:
     code = (
         "import json, sys; from rlcli.cli import completion as c; "
         "[f('') for f in (c.recipes, c.keys, c.runs, c.models)]; "
         "[f('') for f in (c.verifiers, c.environments, c.converters, c.datasets)]; "
         f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
+    completed = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+    assert json.loads(completed.stdout) == []

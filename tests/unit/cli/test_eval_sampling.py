@@ -1,4 +1,4 @@
-"""What is sampled is what was asked for: every value reaches an endpoint, and keys that nothing reads are refused."""
+"""Sampling settings of evaluations: every value reaches an endpoint, and keys that nothing reads are refused."""
 
 from __future__ import annotations
 
@@ -218,8 +218,10 @@ def test_data_that_is_not_there_is_named_in_one_line(tmp_path: Path, capsys: pyt
 def test_data_whose_rows_are_all_one_prompt_is_refused(
     sampler: Sampler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = row(data_source="toy", messages=[{"role": "user", "content": "Count"}], verifier="exact", ground_truth="one")
-    write_rows(tmp_path / "test.parquet", [one] * 32)
+    repeated = row(
+        data_source="toy", messages=[{"role": "user", "content": "Count"}], verifier="exact", ground_truth="one"
+    )
+    write_rows(tmp_path / "test.parquet", [repeated] * 32)
     line = refusal(capsys, "eval", "--endpoint", sampler.url, "--data", tmp_path / "test.parquet")
     assert "all 32 rows to evaluate ask the same prompt, 'Count'" in line
     assert sampler.bodies == []

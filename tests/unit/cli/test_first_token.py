@@ -1,4 +1,4 @@
-"""What the command line loads before there is anything to do, and the timeline of a start."""
+"""Modules that the command line imports at its start, and the timeline of a run's start."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ def paths(command, words):
     for name in list(getattr(command, "commands", {})):
         yield from paths(command.resolve_command(None, [name])[1], [*words, name])
 
-found = {}
+outcomes = {}
 for words in [*([*path, "--help"] for path in paths(get_command(app), [])), *json.loads(sys.argv[1])]:
     code = main(words)
-    found[" ".join(words)] = [code, *(name for name in HEAVY if name in sys.modules)]
-sys.stdout.write("\\n" + json.dumps(found))
+    outcomes[" ".join(words)] = [code, *(name for name in HEAVY if name in sys.modules)]
+sys.stdout.write("\\n" + json.dumps(outcomes))
 """
 
 
 def test_help_and_lists_load_nothing_heavy(tmp_path: Path) -> None:
     lists = [["recipes", "list"], ["recipes", "show", "grpo"], ["prep", "list"], ["verifiers", "list"]]
     lists += [["runs", "list", str(tmp_path)], ["--version"]]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LIST_COMMANDS, json.dumps(lists)], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) > 20
-    assert "train --help" in found
-    assert "runs list --help" in found
-    assert {words: said for words, said in found.items() if said != [0]} == {}
+    assert completed.returncode == 0, completed.stderr
+    outcomes = json.loads(completed.stdout.splitlines()[-1])
+    assert len(outcomes) > 20
+    assert "train --help" in outcomes
+    assert "runs list --help" in outcomes
+    assert {words: outcome for words, outcome in outcomes.items() if outcome != [0]} == {}
 
 
 def test_a_timeline_has_the_slowest_worker() -> None:
     workers = [{"engine": 14.0, "process": 12.0}, {"engine": 13.0, "process": 12.5}]
-    found = timeline(10.0, {"ray": 11.5, "synced": 15.0}, workers)
-    assert list(found.items()) == [("ray", 1.5), ("worker: process", 2.5), ("worker: engine", 4.0), ("synced", 5.0)]
+    intervals = timeline(10.0, {"ray": 11.5, "synced": 15.0}, workers)
+    assert list(intervals.items()) == [("ray", 1.5), ("worker: process", 2.5), ("worker: engine", 4.0), ("synced", 5.0)]
 
 
 class Folder:
@@ -93,6 +93,6 @@ def test_startup_is_reported_once_after_the_first_generation(
     (event,) = folder.events
     assert (event["kind"], event["step"]) == ("startup", 1)
     assert event["engine"] == engines.describe_engine()
-    after = event["done_after_s"]
-    assert list(after) == sorted(after, key=lambda name: after[name])
-    assert 0 <= after["process"] < after["ray"] <= after["synced"] <= after["worker: first token"]
+    elapsed = event["done_after_s"]
+    assert list(elapsed) == sorted(elapsed, key=lambda name: elapsed[name])
+    assert 0 <= elapsed["process"] < elapsed["ray"] <= elapsed["synced"] <= elapsed["worker: first token"]

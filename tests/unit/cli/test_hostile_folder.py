@@ -25,16 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def called(folder: Path, *command: str, expect: int = 0) -> str:
     settings = environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
-    assert done.returncode == expect, done.stderr
+    completed = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    assert completed.returncode == expect, completed.stderr
     assert marks(folder) == []
-    return done.stdout
+    return completed.stdout
 
 
 def test_the_files_would_run(tmp_path: Path) -> None:
     folder = make(tmp_path / "hostile")
-    done = subprocess.run([sys.executable, "-c", "import json"], cwd=folder, env=environment(), check=False)
-    assert (done.returncode, marks(folder)) == (1, ["json"])
+    completed = subprocess.run([sys.executable, "-c", "import json"], cwd=folder, env=environment(), check=False)
+    assert (completed.returncode, marks(folder)) == (1, ["json"])
 
 
 @pytest.mark.long
@@ -57,7 +57,7 @@ def test_cheap_commands(folder: Path, words: tuple[str, ...]) -> None:
 
 @pytest.mark.long
 def test_data_plan_and_dry_run(folder: Path) -> None:
-    """They start processes for the conversion of rows, the import of plug-ins, verifiers and rates of this machine."""
+    """These commands start processes: to convert rows, import plug-ins, run verifiers and measure this machine."""
     called(folder, RLCLI, "prep", "arithmetic", "--out", "data", "--count", "8", "--test-count", "4")
     code = folder / "code"
     code.mkdir()
@@ -94,7 +94,7 @@ def test_own_processes_import_nothing_from_it(folder: Path) -> None:
 def test_programs_of_the_user_are_started_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that it is taken back, whatever the command sets
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # monkeypatch restores it, whatever the command sets
     monkeypatch.delenv("PYTHONSAFEPATH")
     keep_current_folder_out()
     assert os.environ["PYTHONSAFEPATH"] == SET_HERE

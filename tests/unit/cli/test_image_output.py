@@ -62,11 +62,15 @@ def test_compared_prompts_name_their_images(run: Path, capsys: pytest.CaptureFix
 
     other = write_image_run(Path("runs/other"), Path("data"), held_out=Path("data"))
     counts: dict[str, Any] = {"prompt_tokens": 5, "response_tokens": 3, "finish_reason": "stop"}
-    right = Verdict(1.0, Outcome.OK, "1")
-    rows = [sample_row(one, at, "x", right, **counts) for one in read_prompts("data", "test") for at in range(2)]
+    verdict = Verdict(1.0, Outcome.OK, "1")
+    rows = [
+        sample_row(prompt, sample, "x", verdict, **counts)
+        for prompt in read_prompts("data", "test")
+        for sample in range(2)
+    ]
     write_samples(other / "evaluations" / "step-000002" / "rank-0.parquet", 2, rows)
     changed = parsed(capsys, "runs", "compare", "first", "other")["changed"]
-    assert f"{SHOWN}\nWhat is drawn?" in [one["prompt"] for one in changed]
+    assert f"{SHOWN}\nWhat is drawn?" in [prompt["prompt"] for prompt in changed]
 
 
 def test_a_prepared_file_shows_sizes_of_images(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +88,7 @@ def test_prep_shows_an_example_with_its_image(
     words = ("prep", "shapes", "--out", "made", "--count", "40", "--test-count", "8")
     assert "  user: [image 84 x 84]" in printed(capsys, *words)
     example = parsed(capsys, *words)["example"]
-    assert [(one["width"], one["height"], len(one["digest"])) for one in example["images"]] == [(84, 84, 32)]
+    assert [(image["width"], image["height"], len(image["digest"])) for image in example["images"]] == [(84, 84, 32)]
     assert example["messages"][0]["content"].startswith("<image>")
 
 
@@ -108,8 +112,8 @@ def test_an_audit_shows_the_images_of_unexpected_rows(run: Path, capsys: pytest.
     assert f'alt="{SHOWN}"' in html
     assert html.count("<img ") == html.count('<img src="data:image/')
     surprises = parsed(capsys, *words, code=1)["surprises"]
-    assert {len(one["images"]) for one in surprises} == {0, 1, 2}
-    assert next(one for one in surprises if one["row"] == 0)["images"] == described([drawing(0)])
+    assert {len(surprise["images"]) for surprise in surprises} == {0, 1, 2}
+    assert next(surprise for surprise in surprises if surprise["row"] == 0)["images"] == described([drawing(0)])
 
 
 @pytest.mark.long
@@ -138,9 +142,9 @@ class Echo:
         return [], 0.0, True
 """)
     assert main(["env", "show", "echo.py:Echo", "--data", "data", "--row", "1"]) == 0
-    out = capsys.readouterr().out
-    assert out.count(SHOWN) == 2
-    assert "base64" not in out
+    stdout = capsys.readouterr().out
+    assert stdout.count(SHOWN) == 2
+    assert "base64" not in stdout
 
 
 @pytest.mark.parametrize("words", [["chat"], ["env", "try", "guess_number", "--model"]])

@@ -1,4 +1,4 @@
-"""What a mistake of a user's is answered with, and what the plan says of the unusual algorithms."""
+"""Error messages for mistakes of a user, and the plan's entries for less common settings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("recipe", "sets", "what", "says"),
+    ("recipe", "sets", "label", "says"),
     [
         ("dpo", [], "samples an update", "8 / 1 minibatches = 8"),
         ("rft", [], "samples an update", "at most 32 / 1 minibatches = 32"),
@@ -124,10 +124,10 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("grpo", ["verifier.name=auto + 0.1 * format"], "verifiers", "gsm8k + 0.1 * format; "),
     ],
 )
-def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str, says: str, paths: list[str]) -> None:
+def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], label: str, says: str, paths: list[str]) -> None:
     sizes = ["rollout.prompts_per_step=4", "rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
     plan = dict(derived_plan(prepare(resolve(recipe, {}, [*paths, *sizes, *sets]).config)))
-    assert says in plan[what]
+    assert says in plan[label]
 
 
 def programs(paths: list[str], folder: Path) -> list[str]:

@@ -121,9 +121,9 @@ def test_a_result_is_rounded_and_json_has_the_whole_figures(
     assert f"next:\n  rlcli view {run}" in printed
     print_result(outcome(run), as_json=True)
     assert json.loads(capsys.readouterr().out)["reward_first"] == 0.12031250000000002
-    with pytest.raises(typer.Exit) as left:
+    with pytest.raises(typer.Exit) as exit_error:
         print_result(outcome(run, stopped=True, steps=1, reward_first=None, reward_last=None), as_json=False)
-    assert left.value.exit_code == 130
+    assert exit_error.value.exit_code == 130
     printed = capsys.readouterr().out
     assert "1, stopped" in printed
     assert f"rlcli train --resume {run}" in printed

@@ -1,4 +1,4 @@
-"""`rlcli prep` from the command line, and the two datasets that the project's own tests and quickstart stand on."""
+"""`rlcli prep` on the command line, and the two datasets that the project's tests and quickstart use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ QUESTIONS = [
 
 
 def run(*arguments: str | Path) -> str:
-    """Output of `rlcli prep`; errors come through as exceptions."""
+    """Output of `rlcli prep`; errors are raised."""
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def made(*arguments: str | Path) -> dict[str, Any]:
+def prep_json(*arguments: str | Path) -> dict[str, Any]:
     return dict(json.loads(run(*arguments, "--json")))
 
 
@@ -48,7 +48,7 @@ def splits_of(options: ConvertOptions) -> dict[str, list[Prompt]]:
 
 
 def score(prompt: Prompt) -> float:
-    """What the row's verifier, told nothing but what it is told in training, gives the row's own response."""
+    """Score of the row's own response by the row's verifier, with the same inputs as in training."""
     assert prompt.verifier == "gsm8k"
     response, rest = prompt.extra_info["response"], prompt.extra_info
     verdict = verify(VerifyRequest(response, prompt.ground_truth, prompt.messages, prompt.data_source, rest))
@@ -75,7 +75,7 @@ def test_gsm8k_rows_hold_question_instruction_and_number(source: Path, tmp_path:
     content = train[0].messages[0]["content"]
     assert content.startswith("How many legs have 3 cats?")
     assert "####" in content
-    # verl's own files have the answer under this name.
+    # verl's own files name the answer like this.
     assert [prompt.extra_info["answer"] for prompt in train] == [row["answer"] for row in QUESTIONS]
     assert [prompt.extra_info["response"] for prompt in train] == [row["answer"] for row in QUESTIONS]
     assert [score(prompt) for prompt in train] == [1.0, 1.0, 1.0]
@@ -94,7 +94,7 @@ def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "pattern"),
     [
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}', r"train\.jsonl, line 2: .*'answer'"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "2"}', "line 2: .*does not end in"),
@@ -102,20 +102,20 @@ def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
         ('{"question": "a", "answer": "#### 1"}\n{"question": "a"', "line 2: not JSON"),
     ],
 )
-def test_a_bad_row_stops_with_file_line_and_mend_or_is_left_out(tmp_path: Path, content: str, named: str) -> None:
+def test_a_bad_row_stops_with_file_line_and_mend_or_is_left_out(tmp_path: Path, content: str, pattern: str) -> None:
     (tmp_path / "train.jsonl").write_text(content)
-    with pytest.raises(DataError, match=named) as error:
+    with pytest.raises(DataError, match=pattern) as error:
         run("gsm8k", "--source", tmp_path, "--out", tmp_path / "out")
     assert error.value.hint.endswith("or leave such rows out with --skip-bad")
     assert not (tmp_path / "out").exists()
     skipping = ("gsm8k", "--source", tmp_path, "--out", tmp_path / "out", "--skip-bad")
     if "\n" not in content:
-        with pytest.raises(DataError, match=f"all 1 rows are malformed, the first: .*{named}"):
+        with pytest.raises(DataError, match=f"all 1 rows are malformed, the first: .*{pattern}"):
             run(*skipping)
         return
-    step = made(*skipping)["steps"][1]
+    step = prep_json(*skipping)["steps"][1]
     assert (step["step"], step["rows"], step["removed"]) == ("convert", {"train": 1}, {"malformed": 1})
-    assert re.search(named, step["examples"][0])
+    assert re.search(pattern, step["examples"][0])
 
 
 @pytest.mark.parametrize("digits", [1, 2, 4])
@@ -153,7 +153,7 @@ def test_the_working_is_right_at_every_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "pattern"),
     [
         (ConvertOptions(difficulty=5), "--difficulty = 5"),
         (ConvertOptions(difficulty=0), "--difficulty = 0"),
@@ -162,20 +162,20 @@ def test_the_working_is_right_at_every_place() -> None:
         (ConvertOptions(difficulty=1, count=90), "than the 100 sums"),
     ],
 )
-def test_counts_out_of_bounds_are_refused(options: ConvertOptions, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_counts_out_of_bounds_are_refused(options: ConvertOptions, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
         splits_of(options)
 
 
 @pytest.mark.long
 def test_a_second_run_replaces_its_own_files_and_says_what_it_left(tmp_path: Path) -> None:
-    out = tmp_path / "sums"
-    run("arithmetic", "--out", out, "--count", "9", "--test-count", "2")
-    (out / "other.parquet").write_bytes((out / "test.parquet").read_bytes())
-    second = made("arithmetic", "--out", out, "--count", "5", "--test-count", "2")
-    assert second["splits"]["train"] == {"path": str(out / "train.parquet"), "rows": 5}
+    folder = tmp_path / "sums"
+    run("arithmetic", "--out", folder, "--count", "9", "--test-count", "2")
+    (folder / "other.parquet").write_bytes((folder / "test.parquet").read_bytes())
+    second = prep_json("arithmetic", "--out", folder, "--count", "5", "--test-count", "2")
+    assert second["splits"]["train"] == {"path": str(folder / "train.parquet"), "rows": 5}
     assert second["older"] == ["other.parquet"]
-    assert len(read_prompts(out, "train")) == 5
+    assert len(read_prompts(folder, "train")) == 5
 
 
 def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "named"),
+    ("words", "kind", "pattern"),
     [
         (["arithmetics"], UnknownName, "did you mean arithmetic"),
         (["show", "arithmetics"], UnknownName, "did you mean arithmetic"),
@@ -217,17 +217,17 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_what_prep_cannot_do_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], kind: type[RlcliError], named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], kind: type[RlcliError], pattern: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(kind, match=named):
+    with pytest.raises(kind, match=pattern):
         run(*words)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "contacts_hub"),
     [
         (["jsonl", "--source", "none/rows.jsonl.gz", "--verifier", "math"], False),
         (["gsm8k", "--source", "none.parquet"], False),
@@ -236,14 +236,14 @@ def test_what_prep_cannot_do_is_refused_and_nothing_is_written(
     ],
 )
 def test_the_hub_is_asked_only_where_rows_may_be_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], asked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], contacts_hub: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "", "PATH": os.environ["PATH"]}
     command = [sys.executable, "-m", "rlcli.cli.main", "prep", *words]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert ("cannot be reached" in done.stderr) is asked
+    completed = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2, completed.stderr
+    assert ("cannot be reached" in completed.stderr) is contacts_hub
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,21 +262,21 @@ def test_the_steps_come_in_order_and_are_in_the_file(source: Path, tmp_path: Pat
     (source / "test.jsonl").write_text("\n".join(map(json.dumps, lines[1:3])))
     run("gsm8k", "--source", source, "--split", "test", "--out", tmp_path / "asked")
     longest = len(f"How much is 4 and 4?\n\n{gsm8k.INSTRUCTION}")
-    done = made(
+    summary = prep_json(
         *("gsm8k", "--source", source, "--split", "train", "--out", tmp_path / "out", "--limit", "2"),
         *("--max-prompt-chars", longest, "--dedup", "--decontaminate", tmp_path / "asked", "--shuffle", "1"),
     )
-    assert [(step["step"], step["rows"]["train"]) for step in done["steps"]] == [
+    assert [(step["step"], step["rows"]["train"]) for step in summary["steps"]] == [
         *(("read", 6), ("length", 5), ("dedup", 4), ("decontaminate", 2), ("shuffle", 2), ("limit", 2), ("check", 2))
     ]
-    assert done["steps"][3]["removed"] == {f"near 2 rows of {tmp_path / 'asked'}": 2}
+    assert summary["steps"][3]["removed"] == {f"near 2 rows of {tmp_path / 'asked'}": 2}
     assert {prompt.ground_truth for prompt in read_prompts(tmp_path / "out", "train")} == {"2", "8"}
     shown = json.loads(run("show", tmp_path / "out" / "train.parquet", "--json"))
     record = shown["provenance"]
     assert shown["rows"] == 2
     assert record["dataset"] == "gsm8k"
     assert record["arguments"]["shuffle"] == 1
-    assert [step["step"] for step in record["steps"]] == [step["step"] for step in done["steps"]]
+    assert [step["step"] for step in record["steps"]] == [step["step"] for step in summary["steps"]]
     (origin,) = record["sources"]
     assert origin["file"] == str(source / "train.jsonl")
     hashed = subprocess.run(["sha256sum", origin["file"]], capture_output=True, text=True, check=True).stdout.split()[0]
@@ -292,12 +292,12 @@ def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
     run("arithmetic", "--difficulty", "3", "--out", tmp_path / "all", "--count", "50", "--test-count", "9")
     prompts = read_prompts(tmp_path / "all", "train")
     lengths = prompt_lengths(prompts, load_tokenizer(str(model)))
-    most = sorted(lengths)[25]
+    limit = sorted(lengths)[25]
     words = ("arithmetic", "--difficulty", "3", "--out", tmp_path / "some", "--count", "50", "--test-count", "9")
-    done = made(*words, "--max-prompt-tokens", most, "--tokenizer", model, "--split", "train")
-    fitting = [prompt.ground_truth for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
+    summary = prep_json(*words, "--max-prompt-tokens", limit, "--tokenizer", model, "--split", "train")
+    fitting = [prompt.ground_truth for prompt, length in zip(prompts, lengths, strict=True) if length <= limit]
     assert [prompt.ground_truth for prompt in read_prompts(tmp_path / "some", "train")] == fitting
-    assert done["steps"][1]["removed"] == ({"longer": 50 - len(fitting)} if len(fitting) < 50 else {})
+    assert summary["steps"][1]["removed"] == ({"longer": 50 - len(fitting)} if len(fitting) < 50 else {})
 
 
 @pytest.mark.long
@@ -313,16 +313,16 @@ def test_tokens_of_images_are_counted_as_the_model_sees_them(tmp_path: Path) -> 
     prompts = read_prompts(tmp_path / "all", "train")
     tokenized = TokenizedPrompts.tokenize(prompts, load_tokenizer(str(vlm)), 10_000, rule=image_rule(str(vlm)))
     lengths = np.diff(tokenized.offsets)
-    most = int(np.sort(lengths)[5])
-    done = made(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(most), "--tokenizer", vlm)
-    assert len(read_prompts(tmp_path / "some", "train")) == (lengths <= most).sum() < 12
-    note = done["steps"][1]["note"]
+    limit = int(np.sort(lengths)[5])
+    summary = prep_json(*shapes, "--out", tmp_path / "some", "--max-prompt-tokens", str(limit), "--tokenizer", vlm)
+    assert len(read_prompts(tmp_path / "some", "train")) == (lengths <= limit).sum() < 12
+    note = summary["steps"][1]["note"]
     assert note.startswith("12 images counted as ")
     assert note.endswith(f"{int((tokenized.flat == tokenized.rule.token).sum())} in all")  # type: ignore[union-attr]
     assert json.loads(run("show", tmp_path / "some" / "train.parquet", "--json"))["provenance"]["steps"][1]["note"]
     text_model = make_tiny_model(tmp_path / "text_model")
-    told = run(*shapes, "--out", tmp_path / "text", "--max-prompt-tokens", "10000", "--tokenizer", text_model)
-    assert f"tokens: 12 images counted as the text <image>: {text_model} is no vision-language model" in told
+    printed = run(*shapes, "--out", tmp_path / "text", "--max-prompt-tokens", "10000", "--tokenizer", text_model)
+    assert f"tokens: 12 images counted as the text <image>: {text_model} is no vision-language model" in printed
 
 
 def test_trl_s_format_is_flat(source: Path, tmp_path: Path) -> None:
@@ -353,8 +353,12 @@ def test_show_reads_any_parquet_file_and_says_what_is_none(tmp_path: Path) -> No
     assert "has no record of how it was made" in shown
     assert "\x1b" not in shown
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
-    for path, named in [("torn.parquet", "cannot be read"), ("none.parquet", "not a file"), (".", "folder with their")]:
-        with pytest.raises(DataError, match=named):
+    for path, pattern in [
+        ("torn.parquet", "cannot be read"),
+        ("none.parquet", "not a file"),
+        (".", "folder with their"),
+    ]:
+        with pytest.raises(DataError, match=pattern):
             run("show", tmp_path / path)
 
 
@@ -365,5 +369,5 @@ def test_prep_imports_no_torch(tmp_path: Path) -> None:
         f"code = main(['prep', 'arithmetic', '--out', {str(tmp_path)!r}, '--count', '9', '--test-count', '2']); "
         "sys.exit(str([code, *(m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules)]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == "[0]"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert completed.stderr.strip() == "[0]"

@@ -19,21 +19,23 @@ from tests.readers import ROOT, Result, results_of
 from tests.report_runs import write_run
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://x\x1b\\[red]bold[/] [link=http://x]:smile: \x9b5A\x7f\u202etxt\u2066\r"
-"""What a model or the author of a file may write. Printed as it is, it would clear the terminal and set its title."""
+"""Text of a model or of a file's author. Printed unescaped, it would clear the terminal and set its title."""
 NAME = "odd\x1b[31m\u202e"
 MARKUP = "[red]bold[/] [link=http://x]:smile:"
 
 
-def strange(text: str) -> list[str]:
+def control_characters(text: str) -> list[str]:
     """Characters that a terminal acts on."""
     kinds = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    return sorted({one for one in text if one not in "\n\t" and unicodedata.category(one) in kinds})
+    return sorted(
+        {character for character in text if character not in "\n\t" and unicodedata.category(character) in kinds}
+    )
 
 
 def clean(*results: Result) -> None:
     for result in results:
         for text in (result.out, result.err):
-            assert not strange(text), (result.words, strange(text))
+            assert not control_characters(text), (result.words, control_characters(text))
         assert "Traceback" not in result.err
         assert "run again with --debug" not in result.err, result.err  # no defect
 
@@ -42,7 +44,9 @@ def clean(*results: Result) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs, data and recipes whose every text is hostile."""
     root = tmp_path_factory.mktemp("hostile")
-    texts = dict.fromkeys([(step, place, sample) for step in (1, 2) for place in (0, 1) for sample in (0, 1)], HOSTILE)
+    texts = dict.fromkeys(
+        [(step, prompt, sample) for step in (1, 2) for prompt in (0, 1) for sample in (0, 1)], HOSTILE
+    )
     quoted = json.dumps(HOSTILE).replace("\x7f", "\\u007f")
     names = {"question": HOSTILE, "prompt_id": HOSTILE + "{n}", "warning": HOSTILE}
     for name in (NAME, "plain"):
@@ -64,14 +68,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         server = dict.fromkeys(("server", "kind", "state", "running", "finished", "lost", "weights", "why"), HOSTILE)
         (run / "logs" / "engines" / "worker-0.json").write_text(json.dumps({"worker": 0, "servers": [server]}))
     rows = [{"question": HOSTILE, "answer": f"{HOSTILE} #### {number}"} for number in (1, 2)]
-    (root / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows) + f"{HOSTILE!r}\n")
-    asked = [{"role": "user", "content": HOSTILE}]
-    some = [
-        row(data_source=HOSTILE, messages=asked, verifier="exact", ground_truth=HOSTILE, extra_info={"note": HOSTILE})
+    (root / "rows.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in rows) + f"{HOSTILE!r}\n")
+    messages = [{"role": "user", "content": HOSTILE}]
+    prompts = [
+        row(
+            data_source=HOSTILE, messages=messages, verifier="exact", ground_truth=HOSTILE, extra_info={"note": HOSTILE}
+        )
     ]
     (root / "data").mkdir()
     for split in ("train", "test"):
-        write_rows(root / "data" / f"{split}.parquet", some * 4)
+        write_rows(root / "data" / f"{split}.parquet", prompts * 4)
     answers = {"completion": HOSTILE, "ground_truth": HOSTILE, "data_source": HOSTILE}
     (root / "answers.jsonl").write_text(json.dumps(answers, ensure_ascii=False) + "\n")
     (root / "odd.toml").write_text(f'[recipe]\nname = {quoted}\nbase = "grpo"\n[model]\npath = {quoted}\n')
@@ -110,7 +116,7 @@ def test_no_reader_of_runs_prints_what_a_terminal_acts_on(folder: Path) -> None:
     assert MARKUP in shown[f"runs show runs/{NAME}"].out.replace("\n", " ")
     assert r"odd\x1b[31m\u202e" in shown["runs list"].out
     listed = json.loads(shown["runs list --json"].out)
-    assert {run["name"] for run in listed} == {NAME, "plain"}  # JSON says the same as ever
+    assert {run["name"] for run in listed} == {NAME, "plain"}  # JSON holds the unchanged name
     assert {run["recipe"] for run in listed} == {HOSTILE}
     assert json.loads(shown[f"runs samples runs/{NAME} --json"].out)[0]["prompt"] == HOSTILE
 
@@ -169,7 +175,7 @@ def test_the_console_writes_neither_control_characters_nor_markup(capsys: pytest
     console.emit_json({HOSTILE: [HOSTILE]})
     console.json_line({HOSTILE: HOSTILE})
     printed = capsys.readouterr()
-    assert not strange(printed.out + printed.err)
+    assert not control_characters(printed.out + printed.err)
     assert printed.out.replace("\n", " ").count(MARKUP) >= 4
     assert json.loads(printed.out.splitlines()[-1]) == {HOSTILE: HOSTILE}
 
@@ -187,30 +193,30 @@ def test_styles_are_written_where_a_terminal_has_them(
         console.stdout.cache_clear()
     printed = capsys.readouterr().out
     assert printed.startswith("\x1b[1mfine ")
-    assert not strange(re.sub(r"\x1b\[[0-9;]*m", "", printed))
+    assert not control_characters(re.sub(r"\x1b\[[0-9;]*m", "", printed))
 
 
 def test_what_python_prints_by_itself_has_no_codes_but_those_of_live_views() -> None:
     ours = "\r\x1b[2K\x1b[1A\x1b[?25l\x1b[1;32mdone\x1b[0m\x1b[?25h\n"
     assert _displayable(ours) == ours
-    assert strange(_displayable(HOSTILE)) == ["\r"]  # of progress bars
+    assert control_characters(_displayable(HOSTILE)) == ["\r"]  # progress bars need it
     program = (
         "from rlcli.support.redact import redact_output\n"
         f"redact_output(); print({HOSTILE!r}); raise ValueError({HOSTILE!r})"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
-    assert not strange((done.stdout + done.stderr).decode().replace("\r", ""))
-    assert MARKUP in done.stdout.decode()
+    completed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
+    assert not control_characters((completed.stdout + completed.stderr).decode().replace("\r", ""))
+    assert MARKUP in completed.stdout.decode()
 
 
 @pytest.mark.parametrize("words", [["runs", "show"], ["--debug", "runs", "show"]])
 def test_an_error_of_the_command_itself_is_printable(words: list[str], folder: Path) -> None:
     command = [sys.executable, "-m", "rlcli.cli.main", *words, HOSTILE]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
-    assert done.returncode != 0
-    assert not strange(done.stderr.decode().replace("\r", ""))
-    assert r"\x1b]0;title" in done.stderr.decode()
+    completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    assert completed.returncode != 0
+    assert not control_characters(completed.stderr.decode().replace("\r", ""))
+    assert r"\x1b]0;title" in completed.stderr.decode()
 
 
 def test_text_of_every_script_stays_as_it_is() -> None:

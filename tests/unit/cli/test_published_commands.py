@@ -1,4 +1,4 @@
-"""Commands of packages: found through entry points, built-in ones like others."""
+"""Commands of packages: found through entry points, built-in ones included."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def test_a_subcommand_comes_through_an_entry_point_too() -> None:
 
 
 def test_a_command_of_another_package_runs(installed: Path) -> None:
-    done = rlcli(installed, "greet", "--name", "Ada")
-    assert (done.returncode, done.stdout) == (0, "hello Ada\n"), done.stderr
+    completed = rlcli(installed, "greet", "--name", "Ada")
+    assert (completed.returncode, completed.stdout) == (0, "hello Ada\n"), completed.stderr
 
 
 def test_a_package_cannot_replace_a_built_in_command(installed: Path) -> None:
-    done = rlcli(installed, "plan", "--help")
-    assert done.returncode == 0
-    assert "Greet" not in done.stdout
+    completed = rlcli(installed, "plan", "--help")
+    assert completed.returncode == 0
+    assert "Greet" not in completed.stdout
 
 
 def test_a_command_that_cannot_be_imported_is_one_clear_line(installed: Path) -> None:
-    done = rlcli(installed, "gone")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    completed = rlcli(installed, "gone")
+    assert completed.returncode == 2
+    (line,) = completed.stderr.splitlines()
     assert "the command 'gone' (broken 1.0, no_such_module:command)" in line
 
 
 def test_an_unknown_command_is_refused(installed: Path) -> None:
-    done = rlcli(installed, "grett")
-    assert done.returncode == 2
-    assert "grett" in done.stderr
+    completed = rlcli(installed, "grett")
+    assert completed.returncode == 2
+    assert "grett" in completed.stderr

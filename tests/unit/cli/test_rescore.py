@@ -24,27 +24,27 @@ SUM = "exact(extract=box) + 0.5 * length(target=1)"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of three prompts and two samples: boxed in step 1, plain in step 2; the second sample is wrong."""
-    place = tmp_path_factory.mktemp("rescored")
-    make_tiny_model(place / "model", hidden=32, layers=1, heads=1, kv_heads=1)
+    root = tmp_path_factory.mktemp("rescored")
+    make_tiny_model(root / "model", hidden=32, layers=1, heads=1, kv_heads=1)
     prompts = [
         Prompt(f"sums:train:{i}", ({"role": "user", "content": f"{i + 2} × 2?"},), "sums", "math", "math", truth)
         for i, truth in enumerate(TRUTHS)
     ]
     write_rows(
-        place / "data" / "train.parquet",
+        root / "data" / "train.parquet",
         [
             row(data_source="sums", messages=prompt.messages, verifier="math", ground_truth=prompt.ground_truth)
             for prompt in prompts
         ],
     )
-    with RunFolder.create(place / "run") as folder:
+    with RunFolder.create(root / "run") as folder:
         folder.write_config(
-            f'[model]\npath = "{place / "model"}"\n[data]\npath = "{place / "data"}"\n[train]\nsteps = 2\n'
+            f'[model]\npath = "{root / "model"}"\n[data]\npath = "{root / "data"}"\n[train]\nsteps = 2\n'
         )
         for step, form in ((1, "\\boxed{{{}}}"), (2, "{}")):
             rows = [_row(prompt, sample, form, step) for prompt in prompts for sample in range(2)]
             write_samples(folder.samples / f"step-{step:06d}" / "rank-0.parquet", step, rows)
-    return place / "run"
+    return root / "run"
 
 
 def _row(prompt: Prompt, sample: int, form: str, step: int) -> dict[str, Any]:
@@ -60,22 +60,27 @@ def _row(prompt: Prompt, sample: int, form: str, step: int) -> dict[str, Any]:
 
 def rescored(capsys: pytest.CaptureFixture[str], run: Path, *words: str, expect: int = 0) -> Any:
     code = main(["rescore", str(run), "--processes", "1", *words])
-    done = capsys.readouterr()
-    assert code == expect, done.err
-    return done.err if expect or "--json" not in words else json.loads(done.out)
+    captured = capsys.readouterr()
+    assert code == expect, captured.err
+    return captured.err if expect or "--json" not in words else json.loads(captured.out)
 
 
 def test_old_and_new_scores_by_step(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    out = tmp_path / "out.jsonl"
-    found = rescored(capsys, run, "--verifier", SUM, "--json", "--out", str(out))
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    assert (found["samples"], found["several_turns"], found["unknown_prompts"], found["notes"]) == (11, 1, 0, [])
-    first, second = found["steps"]["1"], found["steps"]["2"]
+    modified_at = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    output = tmp_path / "out.jsonl"
+    summary = rescored(capsys, run, "--verifier", SUM, "--json", "--out", str(output))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == modified_at
+    assert (summary["samples"], summary["several_turns"], summary["unknown_prompts"], summary["notes"]) == (
+        11,
+        1,
+        0,
+        [],
+    )
+    first, second = summary["steps"]["1"], summary["steps"]["2"]
     assert (first["old"], first["new"], first["agreement"]) == (0.5, 0.5, 1.0)  # boxes are longer than the target
     assert first["correlation"] == pytest.approx(1.0)
-    assert (second["new"], second["agreement"], second["correlation"]) == (0.5, 0.4, None)  # only of the lengths
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (second["new"], second["agreement"], second["correlation"]) == (0.5, 0.4, None)  # of the lengths alone
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(rows) == 11
     assert (rows[0]["old_score"], rows[0]["score"], rows[0]["outcome"]) == (1.0, 1.0, "ok")
     assert rows[0]["parts"] == {"exact": 1.0, "length": 0.0}
@@ -83,8 +88,8 @@ def test_old_and_new_scores_by_step(run: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.long
 def test_a_step_a_limit_and_what_each_row_names(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = rescored(capsys, run, "--verifier", "auto", "--step", "2", "--limit", "3", "--json")
-    assert (found["samples"], list(found["steps"]), found["agreement"]) == (3, ["2"], 1.0)
+    summary = rescored(capsys, run, "--verifier", "auto", "--step", "2", "--limit", "3", "--json")
+    assert (summary["samples"], list(summary["steps"]), summary["agreement"]) == (3, ["2"], 1.0)
     assert main(["rescore", str(run), "--verifier", "math", "--processes", "1"]) == 0
     assert "correlation" in capsys.readouterr().out
 
@@ -94,9 +99,9 @@ def test_without_the_data_the_samples_are_enough(run: Path, capsys: pytest.Captu
     data = run.parent / "data"
     data.rename(tmp_path / "elsewhere")
     try:
-        found = rescored(capsys, run, "--verifier", "math", "--step", "1", "--json")
-        assert (found["samples"], found["agreement"], found["unknown_prompts"]) == (6, 1.0, 6)
-        assert "no such file or folder" in found["notes"][0]
+        summary = rescored(capsys, run, "--verifier", "math", "--step", "1", "--json")
+        assert (summary["samples"], summary["agreement"], summary["unknown_prompts"]) == (6, 1.0, 6)
+        assert "no such file or folder" in summary["notes"][0]
         assert "has no row sums:train:0 (" in rescored(capsys, run, "--verifier", "auto", expect=2)
     finally:
         (tmp_path / "elsewhere").rename(data)
@@ -122,11 +127,13 @@ def test_a_verifier_that_crashes_ends_it_before_anything_is_written(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("def verify(request):\n    return [][1]\n")
-    before = set(run.rglob("*"))
-    said = rescored(capsys, run, "--verifier", f"{tmp_path}/mine.py:verify", "--keep", expect=2)
-    assert "crashes on each of the 8 responses that were tried; on that of step 1 to sums:train:0: IndexError: " in said
-    assert f"({tmp_path}/mine.py, line 2, in verify: return [][1]); the response: " in said
-    assert set(run.rglob("*")) == before
+    files = set(run.rglob("*"))
+    stderr = rescored(capsys, run, "--verifier", f"{tmp_path}/mine.py:verify", "--keep", expect=2)
+    assert (
+        "crashes on each of the 8 responses that were tried; on that of step 1 to sums:train:0: IndexError: " in stderr
+    )
+    assert f"({tmp_path}/mine.py, line 2, in verify: return [][1]); the response: " in stderr
+    assert set(run.rglob("*")) == files
 
 
 def test_kept_scores_are_a_signal_of_the_run(
@@ -135,26 +142,26 @@ def test_kept_scores_are_a_signal_of_the_run(
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     rescored(capsys, copy, "--verifier", SUM, "--keep", "--json")
-    (kept,) = (copy / "rescored").iterdir()
-    assert kept.name == "exact-extract-box-+-0.5-length-target-1.jsonl"
-    assert len(kept.read_text().splitlines()) == 11
+    (scores_file,) = (copy / "rescored").iterdir()
+    assert scores_file.name == "exact-extract-box-+-0.5-length-target-1.jsonl"
+    assert len(scores_file.read_text().splitlines()) == 11
     assert "leave out the other flag" in rescored(
         capsys, copy, "--verifier", "math", "--keep", "--evaluations", expect=2
     )
-    # Six steps in which what was rewarded at the end is not what the other verifier rewards.
-    rows = [json.loads(line) for line in kept.read_text().splitlines()]
-    more = [
+    # Six steps; the responses rewarded in the last three get no reward from the other verifier.
+    rows = [json.loads(line) for line in scores_file.read_text().splitlines()]
+    scored = [
         row | {"step": step, "old_score": float(step > 3), "score": 0.0} for step in range(1, 7) for row in 6 * rows
     ]
-    kept.write_text("".join(json.dumps(row) + "\n" for row in more))
+    scores_file.write_text("".join(json.dumps(row) + "\n" for row in scored))
     monkeypatch.setenv("COLUMNS", "120")
     console.stdout.cache_clear()
     assert main(["runs", "signals", str(copy)]) == 0
     console.stdout.cache_clear()
-    out = capsys.readouterr().out
-    assert "An independent verifier disagrees" in out
-    assert "verifier: warning" in out
-    assert "scored 1, by the other verifier 0" in out
+    stdout = capsys.readouterr().out
+    assert "An independent verifier disagrees" in stdout
+    assert "verifier: warning" in stdout
+    assert "scored 1, by the other verifier 0" in stdout
     assert main(["runs", "signals", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["signals"][0]["name"] == "verifier"
     assert main(["runs", "signals", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""`rlcli runs prompts`: what became of each prompt, which are listed, and in which order."""
+"""`rlcli runs prompts`: statistics of each prompt, filters and order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str, Any]]:
+def listed_prompts(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str, Any]]:
     assert main(["runs", "prompts", "first", "--json", *shlex.split(words)]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
@@ -59,12 +59,12 @@ def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str,
 def test_prompts_are_filtered_and_sorted(
     words: str, wanted: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [one["prompt_id"] for one in found(capsys, words)] == wanted
+    assert [prompt["prompt_id"] for prompt in listed_prompts(capsys, words)] == wanted
 
 
 def test_a_prompt_has_all_figures_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (one,) = found(capsys, "--prompt a:1")
-    assert one == {
+    (prompt,) = listed_prompts(capsys, "--prompt a:1")
+    assert prompt == {
         "prompt_id": "a:1",
         "groups": 2,
         "samples": 14,
@@ -78,7 +78,7 @@ def test_a_prompt_has_all_figures_as_json(run: Path, capsys: pytest.CaptureFixtu
         "retired": False,
         "pass_rate": 5 / 14,
     }
-    (unjudged,) = found(capsys, "--prompt b:3")
+    (unjudged,) = listed_prompts(capsys, "--prompt b:3")
     assert (unjudged["pass_rate"], unjudged["first"], unjudged["last"]) == (None, None, None)
 
 
@@ -86,27 +86,27 @@ def test_a_table_is_printed_with_totals_and_without_control_codes(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["runs", "prompts", "first", "--limit", "3"]) == 0
-    out, err = capsys.readouterr()
-    assert "4 prompts in 6 groups, 4 of them dropped; 460 tokens; retired: 1" in out
-    line = next(line for line in out.splitlines() if "a:1" in line)
+    stdout, stderr = capsys.readouterr()
+    assert "4 prompts in 6 groups, 4 of them dropped; 460 tokens; retired: 1" in stdout
+    line = next(line for line in stdout.splitlines() if "a:1" in line)
     assert line.split() == ["a:1", "2", "2", "36%", "25%", "50%", "170", "2"]
-    assert "1 more: --limit 0 lists all" in err
+    assert "1 more: --limit 0 lists all" in stderr
     append_line(run / PROMPTS, json.dumps({"step": 3, "groups": [[HOSTILE, 8, 4, 900, True]]}))
     assert main(["runs", "prompts", "first"]) == 0
-    out = capsys.readouterr().out
-    assert "5 prompts in 7 groups" in out
-    assert not {"\x1b", "\u202e"} & set(out)
+    stdout = capsys.readouterr().out
+    assert "5 prompts in 7 groups" in stdout
+    assert not {"\x1b", "\u202e"} & set(stdout)
 
 
 def test_lines_that_are_not_ours_are_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in ('{"step": 3, "groups": [["a:1", 8]]}', '{"step": 3, "groups": 7}', '{"step": 3}', '{"step": 3, "gr'):
         append_line(run / PROMPTS, line)
     assert main(["runs", "prompts", "first"]) == 0
-    out, err = capsys.readouterr()
-    assert "4 prompts in 6 groups" in out
-    assert "3 groups in" in err
+    stdout, stderr = capsys.readouterr()
+    assert "4 prompts in 6 groups" in stdout
+    assert "3 groups in" in stderr
     (run / "config.toml").write_text("data = 7\n")
-    assert [one["retired"] for one in found(capsys)] == [False] * 4
+    assert [prompt["retired"] for prompt in listed_prompts(capsys)] == [False] * 4
 
 
 def test_a_run_without_the_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`rlcli runs samples`: which samples are found, and how they are printed."""
+"""`rlcli runs samples`: filters, order and printed text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str, Any]]:
+def listed_samples(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str, Any]]:
     assert main(["runs", "samples", "first", "--json", *shlex.split(words)]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
@@ -41,10 +41,10 @@ def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str,
 def test_one_sample_of_each_group_comes_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = [row(truth, sample, truth, 1.0) for truth in ("4", "9") for sample in range(3)]
     add_samples(run, 3, group)
-    found_rows = [(one["ground_truth"], one["sample"]) for one in found(capsys, "--step 3")]
-    assert found_rows == [("4", 0), ("9", 0), ("4", 1), ("9", 1), ("4", 2)]
-    of_prompt = found(capsys, "--step 3 --prompt a:train:9")
-    assert [one["sample"] for one in of_prompt] == [0, 1, 2]
+    rows = [(entry["ground_truth"], entry["sample"]) for entry in listed_samples(capsys, "--step 3")]
+    assert rows == [("4", 0), ("9", 0), ("4", 1), ("9", 1), ("4", 2)]
+    of_prompt = listed_samples(capsys, "--step 3 --prompt a:train:9")
+    assert [entry["sample"] for entry in of_prompt] == [0, 1, 2]
 
 
 def test_the_help_keeps_a_prompts_id_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_the_help_keeps_a_prompts_id_as_it_is(capsys: pytest.CaptureFixture[str]
 def test_samples_are_found_newest_first(
     words: str, wanted: list[tuple[int, str, int]], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [(one["step"], one["ground_truth"], one["sample"]) for one in found(capsys, words)]
+    rows = [(sample["step"], sample["ground_truth"], sample["sample"]) for sample in listed_samples(capsys, words)]
     assert rows == wanted
 
 
@@ -91,10 +91,14 @@ def test_conversations_are_printed_with_roles_calls_and_ends(run: Path, capsys: 
 def test_advantages_are_shown_where_they_are_recorded(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"prompt_id": ["a:train:4", "a:train:9", "a:train:9"], "sample": [0, 0, 0], "advantage": [-0.25, 1.0, 2.0]}
     pq.write_table(pa.table(rows), run / "samples" / "step-000002" / "advantages.parquet")
-    advantages = {one["prompt_id"]: one["advantage"] for one in found(capsys, "--step 2")}
-    assert advantages == {"a:train:4": -0.25, "a:train:7": None, "a:train:9": None}  # two rows cannot be told apart
+    advantages = {sample["prompt_id"]: sample["advantage"] for sample in listed_samples(capsys, "--step 2")}
+    assert advantages == {
+        "a:train:4": -0.25,
+        "a:train:7": None,
+        "a:train:9": None,
+    }  # ambiguous: two rows have this prompt and sample
     (run / "samples" / "step-000002" / "advantages.parquet").write_bytes(b"PAR1 half")
-    assert {one["advantage"] for one in found(capsys, "--step 2")} == {None}
+    assert {sample["advantage"] for sample in listed_samples(capsys, "--step 2")} == {None}
 
 
 def test_text_of_a_model_is_harmless_and_shortened(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +117,7 @@ def test_a_broken_file_hides_only_its_own_samples(run: Path, capsys: pytest.Capt
     (run / "samples" / "step-000002" / "rank-0.parquet").write_bytes(b"PAR1 half")
     assert main(["runs", "samples", "first", "--json", "--step", "2"]) == 0
     captured = capsys.readouterr()
-    assert [one["prompt_id"] for one in json.loads(captured.out)] == ["a:train:7"]
+    assert [sample["prompt_id"] for sample in json.loads(captured.out)] == ["a:train:7"]
     assert "rank-0.parquet cannot be read as parquet" in captured.err
 
 

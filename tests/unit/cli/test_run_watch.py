@@ -1,4 +1,4 @@
-"""`rlcli runs watch`: what it shows of a run that another process trains, and when it ends."""
+"""`rlcli runs watch`: its output for a run that another process trains, and when it ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_steps_evaluations_and_warnings_are_shown_as_they_come(live: RunFolder) 
     assert lines[4].startswith("step 4/9  reward 0.400")
     assert len(lines) == 5
     assert steps == [4]
-    assert "mismatch" not in text.getvalue()  # of before
+    assert "mismatch" not in text.getvalue()  # of the earlier steps
 
 
 def test_a_run_that_goes_back_is_followed_from_there(live: RunFolder) -> None:

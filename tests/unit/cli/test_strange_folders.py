@@ -1,5 +1,5 @@
 """Folders from elsewhere, with pipes, devices, links and endless files in place of records: no command hangs, fills the
-memory or reads what the folder does not hold, and each names the file in one line."""
+memory or reads files outside the folder, and each names the file in one line."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def replaced(run: Path, name: str, make: Callable[[Path], object]) -> None:
     make(run / name)
 
 
-def readers(out: str = "report") -> list[list[str]]:
-    """Commands that read the records of a run. None comes as far as to load a model or to start Ray."""
+def readers(report_folder: str = "report") -> list[list[str]]:
+    """Commands that read the records of a run. None loads a model or starts Ray."""
     return [
         ["runs", "show", "odd"],
         ["runs", "show", "odd", "--json"],
@@ -72,7 +72,7 @@ def readers(out: str = "report") -> list[list[str]]:
         ["runs", "signals", "odd"],
         ["runs", "watch", "odd"],
         ["runs", "compare", "good", "odd"],
-        ["report", "odd", "--out", out],
+        ["report", "odd", "--out", report_folder],
         ["pages", "runs/odd", "runs/good"],
         ["rescore", "odd", "--verifier", "exact"],
         ["engines", "list", "odd"],
@@ -84,7 +84,7 @@ def readers(out: str = "report") -> list[list[str]]:
 
 
 def refused(result: Result, name: str) -> None:
-    """The last line names the file, and nothing of what it leads to was printed."""
+    """Check that the last line names the file, and that no content of its target was printed."""
     last = result.err.splitlines()[-1]
     assert result.code == 2, (result.words, last)
     assert last.startswith("error: "), (result.words, last)
@@ -106,7 +106,7 @@ def refused(result: Result, name: str) -> None:
 )
 def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, names: Sequence[str], folder: Path) -> None:
     for name in names:
-        before = (folder / "runs" / "odd" / name).read_bytes()
+        content = (folder / "runs" / "odd" / name).read_bytes()
         replaced(folder / "runs" / "odd", name, NO_FILE[kind])
         some = readers() if kind in ("pipe", "zero") else readers()[:1]
         listed, *results = results_of([["runs", "list"], *some], folder)
@@ -118,7 +118,7 @@ def test_a_record_that_is_no_file_is_refused_by_every_reader(kind: str, names: S
             refused(result, f"odd/{name}")
         path = folder / "runs" / "odd" / name
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        path.write_bytes(before)
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("name", [EVALUATION, SAMPLES])
@@ -208,12 +208,12 @@ def test_an_evaluation_from_elsewhere_is_compared_without_waiting(folder: Path) 
         shutil.copy(rows, folder / name / "sums.parquet")
         (folder / name / "evaluation.json").write_text(json.dumps({"format": 1, "settings": {}, "datasets": {}}))
     for name, make in [("evaluation.json", os.mkfifo), ("evaluation.json", make_sparse), ("sums.parquet", os.mkfifo)]:
-        before = (folder / "b" / name).read_bytes()
+        content = (folder / "b" / name).read_bytes()
         replaced(folder / "b", name, make)
         (result,) = results_of([["eval", "compare", "a", "b"]], folder)
         refused(result, f"b/{name} ")
         (folder / "b" / name).unlink()
-        (folder / "b" / name).write_bytes(before)
+        (folder / "b" / name).write_bytes(content)
     (fine,) = results_of([["eval", "compare", "a", "b"]], folder)
     assert fine.code == 0, fine.err
 
@@ -234,7 +234,9 @@ def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: 
         (checkpoint / "state.json").write_text('{"step": 2}\n')
         (checkpoint / "config.toml").write_bytes((folder / "runs" / "odd" / "config.toml").read_bytes())
         files = {file: described(checkpoint / file) for file in ("state.json", "config.toml")}
-        files["state.json"]["size"] = files["state.json"]["size"] if name == "manifest.json" else 0  # a pipe's
+        files["state.json"]["size"] = (
+            files["state.json"]["size"] if name == "manifest.json" else 0
+        )  # the size of a pipe
         manifest = {"format": 1, "rlcli": "0.1.0", "step": 2, "world": 1, "files": files}
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
         replaced(checkpoint, name, make_sparse if kind == "sparse" else NO_FILE[kind])
@@ -246,9 +248,9 @@ def test_a_checkpoint_with_a_file_that_is_none_is_not_loaded(kind: str, folder: 
 @pytest.mark.parametrize("names", first(1, [("tokenizer.json", "chat_template.jinja"), ("generation_config.json",)]))
 def test_a_model_folder_with_a_pipe_is_refused_before_it_is_loaded(names: Sequence[str], folder: Path) -> None:
     make_tiny_model(folder / "tiny")
-    asked = [{"role": "user", "content": "1+1"}]
+    messages = [{"role": "user", "content": "1+1"}]
     (folder / "data").mkdir()
-    rows = [row(data_source="sums", messages=asked, verifier="exact", ground_truth="2")] * 4
+    rows = [row(data_source="sums", messages=messages, verifier="exact", ground_truth="2")] * 4
     write_rows(folder / "data" / "train.parquet", rows)
     trains = ["train", "grpo", "--model", "tiny", "--data", "data", "--dry-run"]
     for name in names:

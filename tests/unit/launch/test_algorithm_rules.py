@@ -1,4 +1,4 @@
-"""Rules that functions declare where they are registered, of the shipped ones and of plugins."""
+"""Rules that functions declare where they are registered: built-in functions and those of plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcli.launch.algorithm_rules import check_algorithm
 
 @pytest.fixture
 def plugin() -> Iterator[None]:
-    """An advantage and a selection of somebody else's, which declare what they need."""
+    """Advantages and a selection of a plugin, which declare their requirements."""
 
     @advantages.register("best_of_group", needs=("rewards",), needs_group=True)
     def best_of_group(inputs: AdvantageInputs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Each check of the doctor passes and fails by what the machine is made to look like."""
+"""Each check of the doctor passes and fails on simulated machines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU_TORCH = TORCH.format(version="2.13.0+cpu", cuda="None", gpus=0)
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a module in front of the installed one, here and in the processes that the doctor starts."""
+    """A function that shadows an installed module, in this process and in those that the doctor starts."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -61,7 +61,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Makes a PATH that holds nothing but the scripts it is given."""
+    """A function that writes a script to a folder that is all of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -82,7 +82,7 @@ def test_python_is_3_11_or_3_12(version: tuple[int, int], status: Status) -> Non
 
 
 def extras_seen_with(modules: list[str], folder: Path) -> dict[str, str]:
-    """check_extras in a Python without site-packages, which sees only rlcli and `modules`."""
+    """Result of check_extras in a Python without site-packages, which sees only rlcli and `modules`."""
     for module in modules:
         (folder / f"{module}.py").write_text("")
     root = str(Path(machine_checks.__file__).parents[2])
@@ -114,17 +114,17 @@ def test_a_whole_extra_passes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tool")
 def test_torch_without_a_gpu_passes(install: Install) -> None:
     install("torch", CPU_TORCH)
-    found = machine_checks.check_torch()
-    assert found.status is Status.PASS
-    assert found.detail == "2.13.0+cpu, CPU build, no GPU here"
+    finding = machine_checks.check_torch()
+    assert finding.status is Status.PASS
+    assert finding.detail == "2.13.0+cpu, CPU build, no GPU here"
 
 
 @pytest.mark.usefixtures("tool")
 def test_torch_names_its_gpus(install: Install) -> None:
     install("torch", TORCH.format(version="2.11.0+cu130", cuda="'13.0'", gpus=2))
-    found = machine_checks.check_torch()
-    assert found.status is Status.PASS
-    assert found.detail == "2.11.0+cu130, CUDA 13.0, NVIDIA H200 (139 GiB), NVIDIA H200 (139 GiB)"
+    finding = machine_checks.check_torch()
+    assert finding.status is Status.PASS
+    assert finding.detail == "2.11.0+cu130, CUDA 13.0, NVIDIA H200 (139 GiB), NVIDIA H200 (139 GiB)"
 
 
 @pytest.mark.usefixtures("tool")
@@ -136,18 +136,18 @@ def test_a_torch_for_rocm_is_named(install: Install) -> None:
 def test_a_cpu_torch_beside_a_gpu_is_a_warning(install: Install, tool: Tool) -> None:
     install("torch", CPU_TORCH)
     tool("nvidia-smi", "echo 580.65.06")
-    found = machine_checks.check_torch()
-    assert found.status is Status.WARN
-    assert "580.65.06" in found.detail
-    assert "rlcli[gpu]" in found.hint
+    finding = machine_checks.check_torch()
+    assert finding.status is Status.WARN
+    assert "580.65.06" in finding.detail
+    assert "rlcli[gpu]" in finding.hint
 
 
 def test_a_driver_too_old_for_torch_is_a_failure(install: Install, tool: Tool) -> None:
     install("torch", TORCH.format(version="2.11.0+cu130", cuda="'13.0'", gpus=0))
     tool("nvidia-smi", "echo 470.1")
-    found = machine_checks.check_torch()
-    assert found.status is Status.FAIL
-    assert "driver" in found.hint
+    finding = machine_checks.check_torch()
+    assert finding.status is Status.FAIL
+    assert "driver" in finding.hint
 
 
 def test_a_driver_without_a_gpu_is_no_gpu(install: Install, tool: Tool) -> None:
@@ -166,10 +166,10 @@ def test_a_driver_without_a_gpu_is_no_gpu(install: Install, tool: Tool) -> None:
 )
 def test_a_torch_that_breaks_on_import_is_a_finding(install: Install, text: str, says: str) -> None:
     install("torch", text)
-    found = machine_checks.check_torch()
-    assert found.status is Status.FAIL
-    assert says in found.detail
-    assert found.hint
+    finding = machine_checks.check_torch()
+    assert finding.status is Status.FAIL
+    assert says in finding.detail
+    assert finding.hint
 
 
 def test_model_classes_that_import_pass(install: Install) -> None:
@@ -182,18 +182,18 @@ def test_a_torchvision_in_the_way_of_transformers_is_named(install: Install) -> 
     install("torch", CPU_TORCH)
     broken = "raise RuntimeError('operator torchvision::nms does not exist')"
     install("transformers.models.qwen2.modeling_qwen2", broken)
-    found = machine_checks.check_transformers()
-    assert found.status is Status.FAIL
-    assert found.hint.startswith("pip uninstall torchvision torchaudio torchcodec")
+    finding = machine_checks.check_transformers()
+    assert finding.status is Status.FAIL
+    assert finding.hint.startswith("pip uninstall torchvision torchaudio torchcodec")
 
 
 def test_another_failure_of_transformers_blames_no_torchvision(install: Install) -> None:
     install("torch", CPU_TORCH)
     install("transformers.models.qwen2.modeling_qwen2", "raise RuntimeError('tokenizers too old')")
-    found = machine_checks.check_transformers()
-    assert found.status is Status.FAIL
-    assert "tokenizers too old" in found.detail
-    assert "torchvision" not in found.hint
+    finding = machine_checks.check_transformers()
+    assert finding.status is Status.FAIL
+    assert "tokenizers too old" in finding.detail
+    assert "torchvision" not in finding.hint
 
 
 @pytest.mark.parametrize(
@@ -209,16 +209,16 @@ def test_another_failure_of_transformers_blames_no_torchvision(install: Install)
 )
 def test_vllm_has_a_version_that_is_known_to_work(install: Install, version: str, status: Status) -> None:
     install("vllm", f"__version__ = {version!r}\nLLM = 1")
-    found = machine_checks.check_vllm()
-    assert found.status is status
-    assert version in found.detail
+    finding = machine_checks.check_vllm()
+    assert finding.status is status
+    assert version in finding.detail
 
 
 def test_a_vllm_whose_engine_does_not_import_is_a_failure(install: Install) -> None:
     install("vllm", "__version__ = '0.32.0'\ndef __getattr__(name): raise ImportError('no _C')")
-    found = machine_checks.check_vllm()
-    assert found.status is Status.FAIL
-    assert "no _C" in found.detail
+    finding = machine_checks.check_vllm()
+    assert finding.status is Status.FAIL
+    assert "no _C" in finding.detail
 
 
 def test_ray_passes_and_fails_by_its_import(install: Install) -> None:
@@ -229,7 +229,7 @@ def test_ray_passes_and_fails_by_its_import(install: Install) -> None:
 
 
 ANY_TORCH = TORCH.format(version="2.13.0", cuda="'13.0'", gpus=0)
-"""With CUDA: without it, the environment of a checkout may declare operators."""
+"""A build with CUDA: with one for CPUs, the environment of a checkout may declare operators."""
 PILLOW = "__version__ = '12.3.0'"
 FEATURES = "def check(name): return name not in {lacks}"
 
@@ -246,19 +246,19 @@ def test_pillow_decodes_what_datasets_have(install: Install, lacks: list[str], s
     install("PIL.features", FEATURES.format(lacks=lacks))
     install("PIL.Image", "")
     install("PIL.__init__", PILLOW)
-    found = machine_checks.check_images()
-    assert (found.status, found.detail) == (status, says)
-    assert ("pillow>=11.3" in found.hint) == bool(lacks)
+    finding = machine_checks.check_images()
+    assert (finding.status, finding.detail) == (status, says)
+    assert ("pillow>=11.3" in finding.hint) == bool(lacks)
 
 
 def test_a_pillow_that_is_broken_or_absent_is_a_warning(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("PIL.__init__", "raise ImportError('cannot import name _imaging')")
-    found = machine_checks.check_images()
-    assert found.status is Status.WARN
-    assert "_imaging" in found.detail
+    finding = machine_checks.check_images()
+    assert finding.status is Status.WARN
+    assert "_imaging" in finding.detail
     monkeypatch.setattr(machine_checks, "missing", lambda *modules: list(modules))
-    found = machine_checks.check_images()
-    assert (found.status, found.hint) == (Status.WARN, "pip install 'pillow>=11.3'")
+    finding = machine_checks.check_images()
+    assert (finding.status, finding.hint) == (Status.WARN, "pip install 'pillow>=11.3'")
 
 
 def test_a_torchvision_that_resizes_passes(install: Install) -> None:
@@ -283,23 +283,25 @@ def test_a_torchvision_that_resizes_passes(install: Install) -> None:
 def test_a_torchvision_that_does_not_load_has_its_fix(install: Install, text: str, says: str, fix: str) -> None:
     install("torch", ANY_TORCH)
     install("torchvision.__init__", text)
-    found = machine_checks.check_torchvision()
-    assert found.status is Status.WARN
-    assert says in found.detail
-    assert fix in found.hint
+    finding = machine_checks.check_torchvision()
+    assert finding.status is Status.WARN
+    assert says in finding.detail
+    assert fix in finding.hint
 
 
 def test_no_torchvision_is_a_warning_with_the_fix(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("torch", ANY_TORCH)
-    monkeypatch.setattr(machine_checks, "missing", lambda *modules: [one for one in modules if one == "torchvision"])
-    found = machine_checks.check_torchvision()
-    assert found.status is Status.WARN
-    assert "torchvision is not installed" in found.detail
-    assert "scripts/env" in found.hint
+    monkeypatch.setattr(
+        machine_checks, "missing", lambda *modules: [module for module in modules if module == "torchvision"]
+    )
+    finding = machine_checks.check_torchvision()
+    assert finding.status is Status.WARN
+    assert "torchvision is not installed" in finding.detail
+    assert "scripts/env" in finding.hint
 
 
 def dies(process: str) -> bool:
-    """Whether the process is gone, or a zombie, within five seconds: a killed one takes a moment to leave."""
+    """True if the process is gone, or a zombie, within five seconds: a killed process takes a moment to exit."""
     for _ in range(100):
         try:
             if Path("/proc", process, "stat").read_text().split()[2] == "Z":
@@ -311,15 +313,15 @@ def dies(process: str) -> bool:
 
 
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     code = (
         "import subprocess, time, pathlib; child = subprocess.Popen(['sleep', '600']); "
-        f"pathlib.Path({str(note)!r}).write_text(str(child.pid)); time.sleep(600)"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(child.pid)); time.sleep(600)"
     )
-    found, said = machine_checks.probe(code, timeout_s=2)
-    assert found is None
-    assert said == "no answer within 2 s"
-    assert dies(note.read_text())
+    report, failure = machine_checks.probe(code, timeout_s=2)
+    assert report is None
+    assert failure == "no answer within 2 s"
+    assert dies(pid_file.read_text())
 
 
 @pytest.fixture
@@ -329,47 +331,47 @@ def no_backend_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("tool", "no_backend_asked_for")
 def test_no_bwrap_is_named_with_its_package() -> None:
-    found = check_sandbox()
-    assert "bwrap is not installed" in found.detail
-    assert "apt install bubblewrap" in found.detail + found.hint
+    finding = check_sandbox()
+    assert "bwrap is not installed" in finding.detail
+    assert "apt install bubblewrap" in finding.detail + finding.hint
 
 
 @pytest.mark.usefixtures("no_backend_asked_for")
 def test_a_bwrap_that_may_not_start_is_named_with_its_reason(tool: Tool) -> None:
     tool("bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
-    found = check_sandbox()
-    assert "Permission denied" in found.detail
-    assert "user namespaces" in found.detail + found.hint
+    finding = check_sandbox()
+    assert "Permission denied" in finding.detail
+    assert "user namespaces" in finding.detail + finding.hint
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 @pytest.mark.usefixtures("no_backend_asked_for")
 def test_a_bwrap_that_starts_passes_with_its_version() -> None:
-    found = check_sandbox()
-    assert found.status is Status.PASS
-    assert re.fullmatch(r"bwrap \(\d+\.\d+.*\)", found.detail)
+    finding = check_sandbox()
+    assert finding.status is Status.PASS
+    assert re.fullmatch(r"bwrap \(\d+\.\d+.*\)", finding.detail)
 
 
 @pytest.mark.usefixtures("tool")
 def test_a_backend_that_is_asked_for_and_absent_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "bwrap")
-    found = check_sandbox()
-    assert found.status is Status.WARN
-    assert "apt install bubblewrap" in found.hint
+    finding = check_sandbox()
+    assert finding.status is Status.WARN
+    assert "apt install bubblewrap" in finding.hint
 
 
 def test_unsafe_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
-    found = check_sandbox()
-    assert found.status is Status.WARN
-    assert "RLCLI_SANDBOX" in found.hint
+    finding = check_sandbox()
+    assert finding.status is Status.WARN
+    assert "RLCLI_SANDBOX" in finding.hint
 
 
 def test_an_endpoint_is_named_and_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "http://203.0.113.1:8080")
-    found = check_sandbox()
-    assert found.status is Status.PASS
-    assert "http://203.0.113.1:8080" in found.detail
+    finding = check_sandbox()
+    assert finding.status is Status.PASS
+    assert "http://203.0.113.1:8080" in finding.detail
 
 
 def test_trackers_are_listed_by_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,9 +381,9 @@ def test_trackers_are_listed_by_what_is_installed(monkeypatch: pytest.MonkeyPatc
         raise machine_checks.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(machine_checks.metadata, "version", version)
-    found = machine_checks.check_trackers()
-    assert found.status is Status.PASS
-    assert found.detail == "mlflow 3.1, tensorboard 3.1; pip install 'rlcli[NAME]' adds swanlab, trackio, wandb"
+    finding = machine_checks.check_trackers()
+    assert finding.status is Status.PASS
+    assert finding.detail == "mlflow 3.1, tensorboard 3.1; pip install 'rlcli[NAME]' adds swanlab, trackio, wandb"
 
 
 def test_disk_space_is_taken_where_the_folder_will_be(tmp_path: Path) -> None:
@@ -403,16 +405,16 @@ def test_shared_memory_is_there_and_large_enough(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "status"), [(4096, Status.PASS), (2048, Status.WARN), (512, Status.FAIL)])
 def test_the_limit_of_open_files(limit: int, status: Status) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before[1] < limit:
-        pytest.skip(f"the hard limit here is {before[1]}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < limit:
+        pytest.skip(f"the hard limit here is {limits[1]}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
     try:
-        found = machine_checks.check_open_files()
+        finding = machine_checks.check_open_files()
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert found.status is status
-    assert str(limit) in found.detail
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert finding.status is status
+    assert str(limit) in finding.detail
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -441,38 +443,38 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
 
 
 def test_a_hub_that_answers_passes(hub: HTTPServer) -> None:
-    found = machine_checks.check_hub()
-    assert found.status is Status.PASS
-    assert str(hub.server_port) in found.detail
+    finding = machine_checks.check_hub()
+    assert finding.status is Status.PASS
+    assert str(hub.server_port) in finding.detail
 
 
 def test_a_hub_that_refuses_is_a_warning(hub: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "status", 503)
-    found = machine_checks.check_hub()
-    assert found.status is Status.WARN
-    assert "503" in found.detail
+    finding = machine_checks.check_hub()
+    assert finding.status is Status.WARN
+    assert "503" in finding.detail
 
 
 @pytest.mark.usefixtures("hub")
 def test_no_hub_is_a_warning_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    found = machine_checks.check_hub()
-    assert found.status is Status.WARN
-    assert "refused" in found.detail
+    finding = machine_checks.check_hub()
+    assert finding.status is Status.WARN
+    assert "refused" in finding.detail
 
 
 def test_offline_mode_is_honoured(hub: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = machine_checks.check_hub()
-    assert found.status is Status.WARN
-    assert "HF_HUB_OFFLINE" in found.detail
+    finding = machine_checks.check_hub()
+    assert finding.status is Status.WARN
+    assert "HF_HUB_OFFLINE" in finding.detail
 
 
 def test_loopback_ports_can_be_bound_or_not() -> None:
     assert machine_checks.check_loopback().status is Status.PASS
-    elsewhere = machine_checks.check_loopback("203.0.113.1")  # an address for documentation, which no machine has
-    assert elsewhere.status is Status.FAIL
-    assert elsewhere.hint
+    finding = machine_checks.check_loopback("203.0.113.1")  # an address for documentation, which no machine has
+    assert finding.status is Status.FAIL
+    assert finding.hint
 
 
 @pytest.fixture
@@ -496,40 +498,40 @@ def test_the_command_prints_a_line_a_check(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.usefixtures("healthy")
 def test_warnings_leave_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
-    said = json.loads(capsys.readouterr().out)
-    if any(check["status"] == "fail" for check in said["checks"]):
+    report = json.loads(capsys.readouterr().out)
+    if any(check["status"] == "fail" for check in report["checks"]):
         pytest.skip("this machine itself lacks something")
     assert code == 0
-    assert said["ok"] is True
-    assert {"hub": "warn"}.items() <= {check["name"]: check["status"] for check in said["checks"]}.items()
+    assert report["ok"] is True
+    assert {"hub": "warn"}.items() <= {check["name"]: check["status"] for check in report["checks"]}.items()
 
 
 @pytest.mark.usefixtures("healthy")
 def test_one_crash_does_not_end_the_doctor_but_fails_it(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install("ray", "import os; os.abort()")
     assert main(["doctor", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["ok"] is False
-    statuses = {check["name"]: check["status"] for check in said["checks"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    statuses = {check["name"]: check["status"] for check in report["checks"]}
     assert (statuses["ray"], statuses["vllm"]) == ("fail", "pass")
     assert list(statuses)[-1] == "loopback"
 
 
 @pytest.mark.usefixtures("healthy")
 def test_ctrl_c_ends_the_doctor_at_once_and_leaves_no_probe_behind(install: Install, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     install(
-        "ray", f"import os, pathlib, time; pathlib.Path({str(note)!r}).write_text(str(os.getpid())); time.sleep(60)"
+        "ray", f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(60)"
     )
-    # A shell that starts the tests in the background has them ignore Ctrl-C, which children inherit.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heard + "import sys; from rlcli.cli.main import main; sys.exit(main(['doctor']))"
+    # In tests that a shell starts in the background, SIGINT is ignored, and children inherit that.
+    default_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = default_sigint + "import sys; from rlcli.cli.main import main; sys.exit(main(['doctor']))"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    while not (note.exists() and note.read_text()):
+    while not (pid_file.exists() and pid_file.read_text()):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "Traceback" not in said
-    assert dies(note.read_text())
+    assert "Traceback" not in stderr
+    assert dies(pid_file.read_text())

@@ -1,4 +1,4 @@
-"""What `--dry-run` tries before it says that a run could begin."""
+"""Checks of `--dry-run`: answers, weights and keys without effect."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def data(folder: Path, *truths: str, verifier: str = "gsm8k", question: str = "1+1=") -> Path:
     file, messages = folder / "train.parquet", [{"role": "user", "content": question}]
-    rows = [row(data_source="toy", messages=messages, verifier=verifier, ground_truth=one) for one in truths]
+    rows = [row(data_source="toy", messages=messages, verifier=verifier, ground_truth=truth) for truth in truths]
     write_rows(file, rows)
     return file
 
 
-def tried(file: Path, verifier: str = "auto", deadline_s: float = 5.0) -> list[str]:
+def trial_notes(file: Path, verifier: str = "auto", deadline_s: float = 5.0) -> list[str]:
     notes: list[str] = []
     answers = check_not_empty(read_prompts(file, "train", verifier), lambda note: None)
     with ScoringPool(1, deadline_s) as pool:
@@ -56,47 +56,47 @@ def tried(file: Path, verifier: str = "auto", deadline_s: float = 5.0) -> list[s
 
 
 def test_answers_that_score_leave_nothing_to_note(tmp_path: Path) -> None:
-    assert tried(data(tmp_path, "2", "3"), "0.5 * gsm8k(mode=flexible) + format") == []
+    assert trial_notes(data(tmp_path, "2", "3"), "0.5 * gsm8k(mode=flexible) + format") == []
 
 
 def test_an_answer_that_its_verifier_rejects_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    (note,) = tried(data(tmp_path, "2", "two"), f"{tmp_path}/mine.py:two")
+    (note,) = trial_notes(data(tmp_path, "2", "two"), f"{tmp_path}/mine.py:two")
     assert "rejects the answers of 1 of the first 2 rows: row toy:train:1, whose ground truth is 'two' (" in note
 
 
 def test_a_verifier_that_rejects_every_answer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(DataError, match=r"rejects the answers of the first 2 rows: row toy:train:0.*--verifier"):
-        tried(data(tmp_path, "1", "3"), f"{tmp_path}/mine.py:two")
+        trial_notes(data(tmp_path, "1", "3"), f"{tmp_path}/mine.py:two")
 
 
 def test_an_answer_that_crashes_its_verifier_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VerifierError, match=r"'gsm8k' fails \(crash\) on row toy:train:1, whose ground truth is 'two'"):
-        tried(data(tmp_path, "2", "two"))
+        trial_notes(data(tmp_path, "2", "two"))
 
 
 def test_a_column_that_a_reward_of_trl_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(VerifierError, match=r"mine\.py:trl' fails \(crash\) on row toy:train:0, .* a column 'level'"):
-        tried(data(tmp_path, "2"), f"{tmp_path}/mine.py:trl")
+        trial_notes(data(tmp_path, "2"), f"{tmp_path}/mine.py:trl")
 
 
 def test_a_verifier_without_a_gold_only_has_to_end(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def zero(data_source, solution_str, ground_truth, extra_info):\n    return 0.0\n"
     )
-    assert tried(data(tmp_path, "2"), f"{tmp_path}/mine.py:zero") == []
+    assert trial_notes(data(tmp_path, "2"), f"{tmp_path}/mine.py:zero") == []
 
 
 def test_rows_of_tests_without_a_program_are_tried_without_one(tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["3\n"], "outputs": ["6\n"]})
-    assert tried(data(tmp_path, tests, verifier="code")) == []
+    assert trial_notes(data(tmp_path, tests, verifier="code")) == []
 
 
 def test_a_verifier_that_compares_responses_is_noted_and_not_tried(tmp_path: Path) -> None:
     judge = "judge(url=http://127.0.0.1:9, model=m, rivals=3)"
-    (note,) = tried(data(tmp_path, "2"), f"{judge} + format")
+    (note,) = trial_notes(data(tmp_path, "2"), f"{judge} + format")
     assert note.endswith("is not tried: it compares the responses of a group")
 
 
@@ -118,7 +118,7 @@ def test_an_empty_answer_is_refused_where_the_verifier_needs_one(verifier: str, 
     file = data(tmp_path, *[""] * 2, verifier=verifier)
     says = rf"the ground truth of row toy:train:0 of {file} is empty, and the verifier '{verifier}' needs one \("
     with pytest.raises(DataError, match=says):
-        tried(file)
+        trial_notes(file)
 
 
 def test_an_empty_answer_far_down_is_found_in_its_own_file(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_empty_answer_far_down_is_found_in_its_own_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("verifier", ["format", "length(target=8)", "repetition", "overlong"])
 def test_an_empty_answer_is_none_to_refuse_where_nothing_reads_it(verifier: str, tmp_path: Path) -> None:
-    assert tried(data(tmp_path, "", "1"), verifier) == []
+    assert trial_notes(data(tmp_path, "", "1"), verifier) == []
 
 
 def test_layers_that_the_model_lacks_get_no_adapter(model: Path) -> None:
@@ -146,7 +146,7 @@ SAYS = rf"1 of \d+ weights of {SPOILT} are NaN or infinite; download"
 
 
 def spoilt(model: Path, folder: Path, value: float, suffix: str = ".safetensors") -> Path:
-    """A copy of the model in which one weight is that."""
+    """A copy of the model in which one weight is `value`."""
     weights = load_file(model / "model.safetensors")
     weights[SPOILT][3, 5] = value
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,8 +231,8 @@ def test_a_dry_run_looks_at_the_weights_of_policy_and_critic(
 
 
 def test_keys_without_effect_are_named() -> None:
-    given = ["evaluation.every=5", "lora.alpha=8", "dynamic_sampling.low=0.1", "shaping.overlong_penalty=2"]
-    assert without_effect(resolve("grpo", {}, given).config) == [
+    sets = ["evaluation.every=5", "lora.alpha=8", "dynamic_sampling.low=0.1", "shaping.overlong_penalty=2"]
+    assert without_effect(resolve("grpo", {}, sets).config) == [
         "evaluation.every = 5 has no effect: evaluation.data is unset",
         "lora.alpha = 8.0 has no effect: lora.rank = 0 trains all weights",
         "dynamic_sampling.low = 0.1 has no effect: keep is not accuracy",
@@ -294,20 +294,20 @@ def test_a_verifier_that_crashes_ends_each_command_before_the_model_loads(
     monkeypatch.setattr("rlcli.launch.preflight._check_model_exists", lambda model, note: pytest.fail("it comes later"))
     (tmp_path / "mine.py").write_text("def correct(completions, **columns):\n    [float(c) for c in completions]\n")
     words = [*command, "--model", str(model), "--data", str(data(tmp_path, "2")), "--verifier", "mine.py:correct"]
-    before = set(tmp_path.rglob("*"))
+    files = set(tmp_path.rglob("*"))
     assert main([*words, "--set", "cluster.device=cpu"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "mine.py:correct' fails (crash) on row toy:t" in said
-    assert "returned None, expected a list of 1 number (mine.py, line 1, correct); the response: '2'" in said
-    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+    error = " ".join(capsys.readouterr().err.split())
+    assert "mine.py:correct' fails (crash) on row toy:t" in error
+    assert "returned None, expected a list of 1 number (mine.py, line 1, correct); the response: '2'" in error
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == files
 
 
 def test_no_recipe_sets_a_key_that_has_no_effect() -> None:
     from rlcli.config.recipes import names
 
     for name in names():
-        found = [note for note in without_effect(resolve(name, {}, []).config) if "is unset" not in note]
-        assert found == [], name
+        ineffective = [note for note in without_effect(resolve(name, {}, []).config) if "is unset" not in note]
+        assert ineffective == [], name
 
 
 def test_every_loss_that_clips_the_ratio_is_known() -> None:

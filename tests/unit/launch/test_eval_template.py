@@ -1,4 +1,4 @@
-"""Chat templates that are not the model's, or that a run gave other variables: a note says so."""
+"""Notes on chat templates that are not the model's, or that a run gave other variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer_of(folder: Path, template: str = "") -> Any:
 
 
 def copy_with(folder: Path, to: Path, template: str = "") -> Path:
-    """The tokenizer of `folder` in `to`, with another chat template."""
+    """Copy the tokenizer of `folder` to `to`, with another chat template."""
     tokenizer_of(folder, template).save_pretrained(to)
     return to
 
@@ -40,15 +40,15 @@ def test_an_export_with_another_template_than_its_run_is_said(model: Path, tmp_p
     (run / "config.toml").write_text(f'[model]\npath = "{model}"\n')
     assert trained_with(str(same), "") == []
     assert trained_with(str(model), "") == []
-    said = trained_with(str(other), "")
-    assert len(said) == 1
-    assert f"the run grpo-1 was trained with the chat template of {model}" in said[0]
+    notes = trained_with(str(other), "")
+    assert len(notes) == 1
+    assert f"the run grpo-1 was trained with the chat template of {model}" in notes[0]
 
 
 def test_an_adapter_whose_tokenizer_has_another_template_is_said(model: Path, tmp_path: Path) -> None:
     adapter = copy_with(model, tmp_path / "adapter", OTHER)
-    said = trained_with(str(model), str(adapter))
-    assert said == [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
+    notes = trained_with(str(model), str(adapter))
+    assert notes == [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
     assert trained_with(str(model), str(copy_with(model, tmp_path / "equal"))) == []
     assert trained_with("owner/name", "") == []
 

@@ -1,5 +1,5 @@
-"""What a run says of its data before it starts: repeated rows, rows that are evaluated too, control tokens, and whether
-a best checkpoint can be found."""
+"""Notes and errors on data before a run starts: repeated rows, rows that are evaluated too, control tokens, and the
+choice of a best checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads by path: which files, what happens when one has changed, and what the run folder keeps of them."""
+"""Files that a run reads by path: their list, changes at resumption, and their copies in the run folder."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_model(folder: Path) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with everything that a run can read by path."""
+    """The current folder, with each kind of file that a run can read by path."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("import helpers\nfrom tools.text import words\ndef reward(request): return 0.0\n")
     (tmp_path / "helpers.py").write_text("import json\n")
@@ -90,7 +90,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(project: Path) -> Path:
-    """A run in that folder, with a checkpoint after step 2."""
+    """A run in the project's folder, with a checkpoint after step 2."""
     resolved = resolve("grpo", {"model.path": "policy", "data.path": "sums", "train.steps": 8}, SETS)
     with RunFolder.create(project / "runs" / "first") as folder:
         folder.write_config(dump_toml(resolved))
@@ -102,8 +102,8 @@ def run(project: Path) -> Path:
 
 
 def resume(run: Path, *, accept: bool = False, notes: list[str] | None = None, **flags: object) -> Resumption:
-    heard = (lambda note: None) if notes is None else notes.append
-    return resumption(run, None, flags, [], heard, accept_changes=accept)
+    on_note = (lambda note: None) if notes is None else notes.append
+    return resumption(run, None, flags, [], on_note, accept_changes=accept)
 
 
 CHANGES: dict[str, tuple[str, str]] = {
@@ -156,13 +156,13 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(run: Path, project: Path)
 
 
 def test_the_copy_of_the_old_file_is_named(run: Path, project: Path) -> None:
-    before = (project / "mine.py").read_text()
+    text = (project / "mine.py").read_text()
     (project / "mine.py").write_text("def reward(request): return 1.0\n")
     with pytest.raises(ConfigError) as refused:
         resume(run)
     copy = Path(refused.value.hint.partition("(a copy: ")[2].partition(")")[0])
     assert copy.parent == run / "sources"
-    assert copy.read_text() == before
+    assert copy.read_text() == text
 
 
 def test_a_template_that_appears_is_a_change(run: Path, project: Path) -> None:
@@ -187,9 +187,9 @@ def test_files_that_the_run_does_not_read_may_change(run: Path, project: Path) -
 
 def test_evaluation_rows_count_and_not_their_file(run: Path, project: Path) -> None:
     file = project / "held-out" / "test.parquet"
-    before = file.read_bytes()
+    content = file.read_bytes()
     write_parquet(file, ["2+2", "3+3"], metadata="written on another day")
-    assert file.read_bytes() != before
+    assert file.read_bytes() != content
     assert not resume(run).inputs.changes  # type: ignore[union-attr]
     write_parquet(file, ["2+2", "3+4"])
     with pytest.raises(ConfigError, match=r"test\.parquet \(evaluation\.data\) has changed"):
@@ -203,7 +203,7 @@ def test_other_evaluation_data_by_its_key_is_not_a_changed_file(run: Path, proje
     assert resumed.inputs is not None
     assert not resumed.inputs.changes
     assert any("evaluations before and after cannot be compared" in note for note in notes)
-    assert str(project / "other" / "test.parquet") in {one.path for one in resumed.inputs.files}
+    assert str(project / "other" / "test.parquet") in {input_file.path for input_file in resumed.inputs.files}
 
 
 def record(resumed: Resumption) -> None:
@@ -298,12 +298,12 @@ def test_an_accepted_template_may_change_the_tokens_of_the_prompts(run: Path, pr
 def test_a_model_of_the_hub_has_its_commit(run: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve("grpo", {"model.path": "org/name", "data.path": "sums", "train.steps": 8}, SETS)
     (run / "config.toml").write_text(dump_toml(config))
-    monkeypatch.setattr(input_files, "hub_commit", lambda place: "a" * 40)
+    monkeypatch.setattr(input_files, "hub_commit", lambda repo: "a" * 40)
     assert hub_models(config.config) == (Input("model.path", "0/", "org/name", "a" * 40),)
     files = (*local_inputs(config.config), *hub_models(config.config))
     (run / "inputs.json").write_text(json.dumps(InputRecord(files).as_dict()))
     assert not with_downloads(resume(run), lambda note: None).inputs.changes  # type: ignore[union-attr]
-    monkeypatch.setattr(input_files, "hub_commit", lambda place: "b" * 40)
+    monkeypatch.setattr(input_files, "hub_commit", lambda repo: "b" * 40)
     with pytest.raises(ConfigError, match=r"org/name \(model\.path\) has changed: was aaaaaaaaaaaa, is bbbbbbbbbbbb"):
         with_downloads(resume(run), lambda note: None)
     accepted = with_downloads(resume(run, accept=True), lambda note: None)
@@ -315,7 +315,7 @@ def config_of(*sets: str) -> RunConfig:
 
 
 def names(config: RunConfig, key: str) -> set[str]:
-    return {Path(one.path).name for one in local_inputs(config) if one.key == key}
+    return {Path(input_file.path).name for input_file in local_inputs(config) if input_file.key == key}
 
 
 @pytest.mark.parametrize(
@@ -346,9 +346,9 @@ def test_a_module_of_an_installed_package_has_all_that_it_imports_of_it(
     monkeypatch.syspath_prepend(tmp_path)
     assert module_file("mypackage.rewards") == package / "rewards.py"
     assert module_file("mypackage.nothing") is None
-    found = with_local_imports(package / "rewards.py", "mypackage")
-    assert {path.name for path in found} == {"rewards.py", "shared.py", "__init__.py", "more.py"}
-    assert names(config_of("verifier.name=mypackage.rewards:f"), "verifier.name") == {path.name for path in found}
+    files = with_local_imports(package / "rewards.py", "mypackage")
+    assert {path.name for path in files} == {"rewards.py", "shared.py", "__init__.py", "more.py"}
+    assert names(config_of("verifier.name=mypackage.rewards:f"), "verifier.name") == {path.name for path in files}
 
 
 def test_imports_of_a_file_that_python_cannot_read_are_left_to_python(tmp_path: Path) -> None:
@@ -360,8 +360,10 @@ def test_imports_of_a_file_that_python_cannot_read_are_left_to_python(tmp_path: 
 
 def test_a_module_that_is_no_longer_imported_is_no_change_by_itself(tmp_path: Path) -> None:
     (tmp_path / "there.py").touch()
-    before = [Input("verifier.name", f"0/{name}", str(tmp_path / name), "1") for name in ("there.py", "gone.py")]
-    assert [str(one) for one in compare(before, [])] == [f"{tmp_path / 'gone.py'} (verifier.name) is gone: was 1"]
+    recorded = [Input("verifier.name", f"0/{name}", str(tmp_path / name), "1") for name in ("there.py", "gone.py")]
+    assert [str(change) for change in compare(recorded, [])] == [
+        f"{tmp_path / 'gone.py'} (verifier.name) is gone: was 1"
+    ]
 
 
 def test_weights_are_compared_by_size_and_blocks(tmp_path: Path) -> None:
@@ -375,13 +377,13 @@ def test_weights_are_compared_by_size_and_blocks(tmp_path: Path) -> None:
 
 
 def test_copies_are_small_texts_of_the_run_alone(project: Path, run: Path) -> None:
-    kept = {path.name[13:] for path in (run / "sources").iterdir()}
+    copied = {path.name[13:] for path in (run / "sources").iterdir()}
     code = {"mine.py", "helpers.py", "text.py", "deeper.py", "world.py", "game.py", "loss.py"}
-    assert kept == code | {"config.json", "chat_template.jinja", "turns.jinja"}
+    assert copied == code | {"config.json", "chat_template.jinja", "turns.jinja"}
     (project / "loss.py").write_bytes(b"#" * (input_files.COPY_BYTES + 1))
     (project / "corpus.jsonl").write_text("secret")
     config = resolve("grpo", {"model.path": "policy", "data.path": "sums"}, SETS).config
-    assert {name[13:] for name in copies(local_inputs(config))} == kept - {"loss.py"}
+    assert {name[13:] for name in copies(local_inputs(config))} == copied - {"loss.py"}
 
 
 def test_copies_together_have_a_limit(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,12 +395,12 @@ def test_copies_together_have_a_limit(project: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("mode", "shared", "expected"), [(0o600, True, 0o600), (0o644, False, 0o600)])
 def test_a_copy_can_be_read_by_no_one_else(tmp_path: Path, mode: int, shared: bool, expected: int) -> None:
-    before = os.umask(0o022)
+    umask = os.umask(0o022)
     try:
         with RunFolder.create(tmp_path / "run", shared=shared) as folder:
             folder.write_inputs({}, {"9f2c-mine.py": (b"x", stat.S_IFREG | mode)})
     finally:
-        os.umask(before)
+        os.umask(umask)
     copy = folder.path / "sources" / "9f2c-mine.py"
     assert stat.S_IMODE(copy.stat().st_mode) & 0o077 == 0
     assert stat.S_IMODE(copy.stat().st_mode) == expected
@@ -423,7 +425,7 @@ def test_a_file_that_is_edited_while_the_run_is_alive_is_warned_of_once(project:
 
 
 def free_texts(schema: dict[str, Any]) -> bool:
-    """Whether a key's schema takes any text, of no pattern: by itself, in a list, a table or an object."""
+    """True if a key's schema takes any text, of no pattern: by itself, in a list, a table or an object."""
     if schema.get("type") == "string":
         return "enum" not in schema and "const" not in schema and "pattern" not in schema
     if "$ref" in schema:
@@ -435,13 +437,13 @@ def free_texts(schema: dict[str, Any]) -> bool:
 
 def test_every_key_of_free_text_says_whether_a_file_is_read() -> None:
     known = {*READ_BY_PATH, *NOT_READ}
-    found = {
+    free_text_keys = {
         f"{section}.{name}"
         for section, kind in sections().items()
         for name, schema in kind.model_json_schema()["properties"].items()
         if free_texts(schema)
     }
-    assert found == known, "a new key: add it to READ_BY_PATH or to NOT_READ of rlcli/launch/input_files.py"
+    assert free_text_keys == known, "a new key: add it to READ_BY_PATH or to NOT_READ of rlcli/launch/input_files.py"
     assert not READ_BY_PATH.keys() & NOT_READ.keys()
 
 
@@ -454,6 +456,6 @@ def test_the_page_has_a_row_for_every_key_that_is_read_by_path() -> None:
 def test_every_reader_gives_its_own_key(project: Path) -> None:
     config = resolve("grpo", {"model.path": "policy", "data.path": "sums"}, SETS).config
     readers: dict[str, Callable[[RunConfig], Any]] = dict(READ_BY_PATH)
-    assert {key: {one.key for one in reader(config)} for key, reader in readers.items()} == {
+    assert {key: {input_file.key for input_file in reader(config)} for key, reader in readers.items()} == {
         key: {key} for key in READ_BY_PATH
     }

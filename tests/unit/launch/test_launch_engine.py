@@ -42,20 +42,20 @@ def config(engine: str = "transformers", **sections: dict[str, Any]) -> RunConfi
     ],
 )
 def test_a_setting_that_an_engine_does_not_implement_is_refused(key: str, value: object) -> None:
-    given = {"rollout": {key: value}}
-    check_engine(config("vllm", **given), train=True)
-    if key == "tensor_parallel":  # one worker an engine is what every engine does
-        check_engine(config(**given), train=True)
-        given = {"rollout": {key: 2}, "cluster": {"workers": 2}}
+    sections = {"rollout": {key: value}}
+    check_engine(config("vllm", **sections), train=True)
+    if key == "tensor_parallel":  # every engine runs with one worker an engine
+        check_engine(config(**sections), train=True)
+        sections = {"rollout": {key: 2}, "cluster": {"workers": 2}}
     with pytest.raises(ConfigError, match=f"rollout.{key} = .*, but rollout.engine = transformers has no such setting"):
-        check_engine(config(**given), train=True)
+        check_engine(config(**sections), train=True)
 
 
 def test_an_engine_without_a_head_in_float32_is_refused() -> None:
-    given = {"model": {"head_dtype": "float32"}}
-    check_engine(config("vllm", **given), train=True)
+    sections = {"model": {"head_dtype": "float32"}}
+    check_engine(config("vllm", **sections), train=True)
     with pytest.raises(ConfigError, match=r"model.head_dtype = float32, but rollout.engine = transformers has no such"):
-        check_engine(config(**given), train=True)
+        check_engine(config(**sections), train=True)
 
 
 def test_an_engine_that_cannot_sleep_needs_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +71,12 @@ def test_an_engine_that_cannot_sleep_needs_workers_of_its_own(monkeypatch: pytes
 
 
 def test_an_engine_whose_modules_are_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_checks, "missing", lambda *modules: [one for one in modules if one == "vllm"])
+    monkeypatch.setattr(engine_checks, "missing", lambda *modules: [module for module in modules if module == "vllm"])
     check_engine(config(), train=True)
     with pytest.raises(SetupError, match=r"rollout.engine = vllm: not installed: vllm; .* another rollout.engine"):
         check_engine(config("vllm"), train=True)
-    given = {"rollout": {"samples_per_prompt": 1}, "algorithm": {"advantage": "one", "correction": "none"}}
-    check_engine(config("vllm", data={"response": "answer"}, **given), train=True)
+    sections = {"rollout": {"samples_per_prompt": 1}, "algorithm": {"advantage": "one", "correction": "none"}}
+    check_engine(config("vllm", data={"response": "answer"}, **sections), train=True)
 
 
 def test_quantized_experts_need_an_engine_without_cuda_graphs() -> None:
@@ -164,7 +164,7 @@ def test_servers_that_cannot_be_are_refused(rollout: dict[str, Any], message: st
 
 
 def test_servers_of_the_run_need_vllm_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_checks, "missing", lambda *modules: [one for one in modules if one == "vllm"])
+    monkeypatch.setattr(engine_checks, "missing", lambda *modules: [module for module in modules if module == "vllm"])
     with pytest.raises(SetupError, match=r"rollout.servers = 2 servers are to be started, but vllm is not installed"):
         check_engine(config("server", rollout={"servers": 2}), train=True)
     check_engine(config("server", rollout={"servers": "http://a:1"}), train=True)
@@ -188,12 +188,12 @@ def test_servers_are_refused_with_the_keys_that_they_cannot_keep() -> None:
 
 
 def test_parts_are_frozen_only_of_a_model_that_has_them() -> None:
-    given = {"model": {"path": "text", "freeze": ("vision", "projector")}}
+    sections = {"model": {"path": "text", "freeze": ("vision", "projector")}}
     with pytest.raises(ConfigError, match=r"model.freeze = vision, projector: text reads text alone, and has no such"):
-        check_images(config("vllm", **given), "qwen2", None, "float32", [], train=True)
-    assert check_images(config("vllm", **given), "qwen2", None, "float32", [], train=False) == 0
+        check_images(config("vllm", **sections), "qwen2", None, "float32", [], train=True)
+    assert check_images(config("vllm", **sections), "qwen2", None, "float32", [], train=False) == 0
     rule = PatchRule(token=9, never=(9,), patch=14, merge=2, frames=2, least=56 * 56, most=1 << 20)
-    assert check_images(config("vllm", **given), "qwen2_5_vl", rule, "float32", [], train=True) == 0
+    assert check_images(config("vllm", **sections), "qwen2_5_vl", rule, "float32", [], train=True) == 0
 
 
 def test_freezing_has_no_effect_beside_an_adapter() -> None:

@@ -1,4 +1,4 @@
-"""What is refused before anything heavy is imported, let alone a worker started."""
+"""Configurations that are refused before heavy modules are imported or a worker starts."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def test_what_needs_no_torch_is_refused_without_it(sets: list[str], says: str, r
         "import sys, json\n"
         "from rlcli.config.load import resolve\n"
         "from rlcli.launch.preflight import prepare\n"
-        "begun = []\n"
-        "begin = lambda config, device: begun.append('begun')\n"
-        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config, on_checked=begin)\n"
+        "calls = []\n"
+        "start = lambda config, device: calls.append('start')\n"
+        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config, on_checked=start)\n"
         "except Exception as error:\n"
-        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules] + begun]))"
+        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules] + calls]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    message, imported = json.loads(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, imported = json.loads(completed.stdout)
     assert says in message
-    assert imported == [], "nor was anything begun"
+    assert imported == [], "nothing was started either"
 
 
 def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give 2 workers or fewer"
     ):
         check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
-    # A cluster knows its own size.
+    # The size of a remote cluster is not checked.
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
 
 

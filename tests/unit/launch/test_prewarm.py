@@ -1,4 +1,4 @@
-"""What is started ahead of a run: taken over, told of, and ended, in the thread that it belongs to. Without Ray."""
+"""Early start of Ray and its workers: handover, failures and end, in one thread. Without Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = RunConfig.model_validate({"cluster": {"workers": 2}})
 
 
 class Cluster:
-    """In the place of Ray: notes who began and who ended it."""
+    """A stand-in for Ray: records the threads that start and end it."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -55,23 +55,23 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    found = Cluster()
+    fake = Cluster()
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(prewarm, "local_cluster", found.local_cluster)
-    monkeypatch.setattr(prewarm, "start_actors", found.start_actors)
+    monkeypatch.setattr(prewarm, "local_cluster", fake.local_cluster)
+    monkeypatch.setattr(prewarm, "start_actors", fake.start_actors)
     monkeypatch.setattr(prewarm, "ALONE_S", 0.0)
-    return found
+    return fake
 
 
-def lost(what: str, why: str) -> NoReturn:
-    raise RunFailed(f"{what}: {why}")
+def fail_run(subject: str, why: str) -> NoReturn:
+    raise RunFailed(f"{subject}: {why}")
 
 
 def test_the_workers_of_the_pool_are_handed_over_once(cluster: Cluster) -> None:
     pool = policy_pool(CONFIG, "cpu")
     with EarlyStart() as start:
         start.begin(CONFIG, "cpu")
-        with start.session(CONFIG, lost):
+        with start.session(CONFIG, fail_run):
             assert start.take(replace(pool, workers=1)) is None, "another pool"
             placed = start.take(pool)
             assert placed is not None
@@ -138,13 +138,13 @@ def started_then(error: BaseException) -> NoReturn:
 
 
 def test_a_refused_run_does_not_wait_until_ray_has_started(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[bool] = []
+    left_running: list[bool] = []
     monkeypatch.setattr(prewarm, "is_supervised", lambda: True)
-    monkeypatch.setattr(prewarm, "leave_ray_behind", lambda: left.append(True))
-    cluster.start_now.clear()  # it never starts
+    monkeypatch.setattr(prewarm, "leave_ray_behind", lambda: left_running.append(True))
+    cluster.start_now.clear()  # Ray never starts
     with pytest.raises(ConfigError):
         started_then(ConfigError("no"))
-    assert left == [True]
+    assert left_running == [True]
     assert cluster.events == []
     cluster.start_now.set()
 
@@ -163,7 +163,7 @@ def test_a_failure_to_start_is_the_sessions(cluster: Cluster) -> None:
     cluster.failure = RunFailed("Ray did not start", retry=True)
     with EarlyStart() as start:
         start.begin(CONFIG, "cpu")
-        with pytest.raises(RunFailed, match="Ray did not start"), start.session(CONFIG, lost):
+        with pytest.raises(RunFailed, match="Ray did not start"), start.session(CONFIG, fail_run):
             pass
 
 
@@ -182,7 +182,7 @@ def test_a_cluster_that_runs_already_is_joined_when_it_is_needed(
     with EarlyStart() as start:
         start.begin(config, "cpu")
         assert (cluster.events, joined) == ([], [])
-        with start.session(config, lost):
+        with start.session(config, fail_run):
             assert joined == ["1.2.3.4:6379"]
             assert start.take(policy_pool(config, "cpu")) is None
 
@@ -199,9 +199,9 @@ def test_a_cluster_that_runs_already_is_joined_when_it_is_needed(
 def test_only_workers_with_an_engine_load_it(
     cluster: Cluster, sections: dict[str, dict[str, object]], engine: str
 ) -> None:
-    given = {"algorithm": {"advantage": "one", "correction": "none"}, "rollout": {"samples_per_prompt": 1}}
-    config = RunConfig.model_validate(given | sections if "response" in sections.get("data", {}) else sections)
+    sft_sections = {"algorithm": {"advantage": "one", "correction": "none"}, "rollout": {"samples_per_prompt": 1}}
+    config = RunConfig.model_validate(sft_sections | sections if "response" in sections.get("data", {}) else sections)
     with EarlyStart() as start:
         start.begin(config, "cpu")
-        with start.session(config, lost):
+        with start.session(config, fail_run):
             assert cluster.preloads == [engine] * config.cluster.workers

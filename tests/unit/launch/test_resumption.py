@@ -1,4 +1,4 @@
-"""Going on with a run: what is cut back, what may change, and what is refused before a worker starts."""
+"""Resumption of a run: truncated records, allowed changes, and refusals before a worker starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.st
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of four steps out of eight, with a checkpoint after the second and an evaluation after each other step."""
+    """A run of four steps out of eight, with a checkpoint after the second and an evaluation at every other step."""
     monkeypatch.chdir(tmp_path)
     with RunFolder.create(tmp_path / "runs" / "first") as folder:
         resolved = resolve("grpo", FLAGS, ["checkpoint.every=2"])
@@ -48,10 +48,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.write_inputs(InputRecord(local_inputs(resolved.config)).as_dict(), {})
         for step in range(5):
             metrics: dict[str, Any] = {"reward/mean": step / 10} if step else {}
-            metrics |= {"eval/pass@1": 0.25} if step in (0, 2) else {}  # the last one was cut short
+            metrics |= {"eval/pass@1": 0.25} if step in (0, 2) else {}  # the evaluation at step 4 was cut short
             folder.append_metrics({"step": step, **metrics, "update/grad_norm": float("nan")})
             of_step = f"step-{step:06d}.rank-0" if step < 1 or step == 4 else f"step-{step:06d}/rank-0"
-            for name in (f"{of_step}.parquet", f"{of_step}.round-2.parquet"):  # an older rlcli had no folder a step
+            for name in (
+                f"{of_step}.parquet",
+                f"{of_step}.round-2.parquet",
+            ):  # older versions of rlcli had no folder for each step
                 (folder.samples / name).parent.mkdir(exist_ok=True)
                 (folder.samples / name).touch()
             if step % 2 == 0:
@@ -72,7 +75,7 @@ def resume(run: Path, recipe: str | None = None, flags: Mapping[str, object] | N
 
 
 def test_a_run_keeps_the_precision_that_auto_stood_for(run: Path) -> None:
-    assert resume(run).resolved.config.model.dtype == "auto"  # its checkpoint does not say
+    assert resume(run).resolved.config.model.dtype == "auto"  # its checkpoint does not record it
     checkpoints = Checkpoints(run / "checkpoints", keep=2)
     (checkpoints.begin(4) / "policy").mkdir()
     state = {"step": 4, "data": "abc", "dtype": "bfloat16"}
@@ -106,8 +109,8 @@ def test_what_viewers_read_is_cut_back_with_the_samples(run: Path) -> None:
     rewind(run, 1, sampled=2)
     assert [line["step"] for line in timeline_of(run)] == [line["step"] for line in judged_of(run)] == [1]
     assert {path.name for path in (run / "samples" / "step-000001").iterdir()} > set(of_training)
-    left = {path.name for path in (run / "samples" / "step-000002").iterdir()}
-    assert left == {"rank-0.parquet", "rank-0.round-2.parquet"}, "sampled, and to be trained on again"
+    files = {path.name for path in (run / "samples" / "step-000002").iterdir()}
+    assert files == {"rank-0.parquet", "rank-0.round-2.parquet"}, "sampled, and to be trained on again"
     assert not (run / "samples" / "step-000003").exists()
 
 
@@ -120,23 +123,25 @@ def test_a_line_that_a_kill_cut_off_is_as_if_it_were_not_there(run: Path) -> Non
 
 
 def test_an_evaluation_that_came_late_joins_the_line_of_its_step(run: Path) -> None:
-    before = metrics_of(run)
+    metrics = metrics_of(run)
     amend(run, 4, {"eval/pass@1": 0.5})
-    assert metrics_of(run) == [*before[:4], before[4] | {"eval/pass@1": 0.5}]
+    assert metrics_of(run) == [*metrics[:4], metrics[4] | {"eval/pass@1": 0.5}]
     assert evaluated_steps(run) == {0, 2, 4}
 
 
 def test_what_an_evaluation_that_was_cut_short_has_left_goes(run: Path) -> None:
-    left = [run / "evaluations" / name for name in ("step-000004.rank-1.parquet", "step-000004/rank-0.parquet")]
-    left.append(run / "evaluations" / "step-000004" / ".rank-1.parquet.7.tmp")
-    left[1].parent.mkdir()
-    for file in left:
+    partial_files = [
+        run / "evaluations" / name for name in ("step-000004.rank-1.parquet", "step-000004/rank-0.parquet")
+    ]
+    partial_files.append(run / "evaluations" / "step-000004" / ".rank-1.parquet.7.tmp")
+    partial_files[1].parent.mkdir()
+    for file in partial_files:
         file.touch()
-    (run / "evaluations" / "step-000004-at-another-temperature").mkdir()  # put there by hand
+    (run / "evaluations" / "step-000004-at-another-temperature").mkdir()  # made by the user
     assert evaluated_steps(run) == {0, 2}, "reports of evaluations that no line tells of do not count"
     rewind(run, 4)
-    assert not any(file.exists() for file in left)
-    assert not left[1].parent.exists()
+    assert not any(file.exists() for file in partial_files)
+    assert not partial_files[1].parent.exists()
     assert sorted(evaluations_of(run)) == [0, 2]
     assert len(metrics_of(run)) == 5
     assert (run / "evaluations" / "step-000004-at-another-temperature").is_dir()
@@ -150,14 +155,14 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_empty(run: Path, monkeypa
             raise OSError(errno.EIO, "Input/output error", str(path))
         return real(path, **options)
 
-    before = (run / "metrics.jsonl").read_bytes()
+    content = (run / "metrics.jsonl").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(reading, "opened", opened)
         with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error; free some space"):
             rewind(run, 2)
         with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error"):
             amend(run, 4, {"eval/pass@1": 0.5})
-    assert (run / "metrics.jsonl").read_bytes() == before
+    assert (run / "metrics.jsonl").read_bytes() == content
     assert len(list((run / "samples").rglob("*.parquet"))) == 10
 
 
@@ -174,12 +179,12 @@ def test_the_command_that_began_a_run_goes_on_with_it(run: Path) -> None:
 
 
 def test_changes_that_only_extend_or_round_are_made_and_said(run: Path) -> None:
-    heard: list[str] = []
-    resumed = resumption(run, None, {"train.steps": 12, "cluster.workers": 2}, ["checkpoint.keep=5"], heard.append)
+    notes: list[str] = []
+    resumed = resumption(run, None, {"train.steps": 12, "cluster.workers": 2}, ["checkpoint.keep=5"], notes.append)
     assert resumed.resolved.config.train.steps == 12
     assert resumed.resolved.origins["train.steps"] == "flag --steps"
     assert resumed.resolved.origins["checkpoint.every"] == "--set"
-    assert heard == [
+    assert notes == [
         "checkpoint.keep: was 2, is 5",
         "cluster.workers: was 1, is 2 (from here on results agree to rounding, not bitwise)",
         "train.steps: was 8, is 12 (the run's length changes)",
@@ -190,9 +195,9 @@ def test_changes_that_only_extend_or_round_are_made_and_said(run: Path) -> None:
 def test_a_learning_rate_that_follows_the_length_is_told_of(run: Path) -> None:
     config = resolve("grpo", FLAGS, ["train.schedule=cosine"])
     (run / "config.toml").write_text(dump_toml(config))
-    heard: list[str] = []
-    resumption(run, None, {"train.steps": 12}, [], heard.append)
-    assert "train.schedule = cosine: the learning rate follows the new length from here on" in heard
+    notes: list[str] = []
+    resumption(run, None, {"train.steps": 12}, [], notes.append)
+    assert "train.schedule = cosine: the learning rate follows the new length from here on" in notes
 
 
 def test_a_length_in_epochs_is_compared_once_it_is_counted(run: Path) -> None:
@@ -200,12 +205,12 @@ def test_a_length_in_epochs_is_compared_once_it_is_counted(run: Path) -> None:
         resumed = resume(run, None, {}, *sets)
         assert not resumed.nothing_to_do
         assert not resumed.changed
-        return with_length_known(resumed, with_length(resumed.resolved, 128), heard.append)
+        return with_length_known(resumed, with_length(resumed.resolved, 128), notes.append)
 
-    heard: list[str] = []
+    notes: list[str] = []
     longer = counted("train.epochs=3")  # of 128 prompts, 32 a step
     assert (longer.resolved.config.train.steps, longer.changed) == (12, True)
-    assert heard == ["train.steps: was 8, is 12 (the run's length changes)"]
+    assert notes == ["train.steps: was 8, is 12 (the run's length changes)"]
     assert not counted("train.epochs=2").changed
     assert counted("train.epochs=0.5").nothing_to_do
     with pytest.raises(ConfigError, match=r"changed train\.warmup_steps: was 0, is 6"):
@@ -217,9 +222,9 @@ def test_another_version_of_what_computes_is_told_of(run: Path) -> None:
     environment = json.loads(file.read_text())
     environment["packages"] |= {"torch": "1.0", "ray": "1.0"}
     file.write_text(json.dumps(environment))
-    heard: list[str] = []
-    resumption(run, None, {}, [], heard.append)
-    assert [note for note in heard if ": was " in note] == [
+    notes: list[str] = []
+    resumption(run, None, {}, [], notes.append)
+    assert [note for note in notes if ": was " in note] == [
         f"torch: was 1.0, is {version('torch')} (from here on results agree to rounding, not bitwise)"
     ]
 
@@ -241,10 +246,10 @@ def test_a_verifier_that_rows_named_may_be_named_instead(run: Path) -> None:
 
 
 def test_data_may_move_and_a_model_may_by_a_link(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
-    resumed = resumption(run, None, {"data.path": "elsewhere"}, ["evaluation.max_prompts=4"], heard.append)
+    notes: list[str] = []
+    resumed = resumption(run, None, {"data.path": "elsewhere"}, ["evaluation.max_prompts=4"], notes.append)
     assert resumed.resolved.config.data.path == "elsewhere"
-    assert heard[:2] == [
+    assert notes[:2] == [
         'data.path: was "sums", is "elsewhere" (if the prompts are the same, which is checked once they are read)',
         "evaluation.max_prompts: was 0, is 4 (evaluations before and after cannot be compared)",
     ]
@@ -281,27 +286,27 @@ def test_options_of_an_algorithm_are_compared_too(tmp_path: Path) -> None:
 
 def test_origins_are_read_back_whatever_the_values_hold() -> None:
     config = resolve("grpo", {"model.path": "a  # b"}, ["verifier.name=math  # 1"])
-    found = origins_in(dump_toml(config))
-    assert found == {key: origin for key, origin in config.origins.items() if origin != "default"}
+    origins = origins_in(dump_toml(config))
+    assert origins == {key: origin for key, origin in config.origins.items() if origin != "default"}
 
 
 def test_nothing_is_left_to_do_in_a_run_that_is_done(run: Path) -> None:
     _checkpoint(run, 8)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name not in (".lock", ".place")}
+    modified_at = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name not in (".lock", ".place")}
     assert resume(run).nothing_to_do
     assert not resume(run, None, {"train.steps": 9}).nothing_to_do
     assert not resume(run, None, {"evaluation.data": "sums"}).nothing_to_do, "the last evaluation is owed"
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path: path.stat().st_mtime_ns for path in modified_at} == modified_at
 
 
 def test_a_run_without_a_checkpoint_begins_again(run: Path) -> None:
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     checkpoint.rename(run / "elsewhere")
     (run / "checkpoints" / "latest").unlink()
-    heard: list[str] = []
-    resumed = resumption(run, None, {}, [], heard.append)
+    notes: list[str] = []
+    resumed = resumption(run, None, {}, [], notes.append)
     assert (resumed.checkpoint, resumed.step) == (None, 0)
-    assert heard == ["no checkpoint yet: the run starts over"]
+    assert notes == ["no checkpoint yet: the run starts over"]
 
 
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(run: Path) -> None:
@@ -317,9 +322,9 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(run: Path) -> None:
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(run: Path) -> None:
     newer = _checkpoint(run, 4)
     (newer / "state.json").write_text("{}")
-    heard: list[str] = []
-    assert resumption(run, None, {}, [], heard.append).step == 2
-    assert any("step-000004 is damaged" in note for note in heard)
+    notes: list[str] = []
+    assert resumption(run, None, {}, [], notes.append).step == 2
+    assert any("step-000004 is damaged" in note for note in notes)
 
 
 def test_a_run_is_not_begun_again_over_checkpoints_of_which_none_is_sound(run: Path) -> None:
@@ -363,15 +368,18 @@ def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
         group(6, ["c", "a"], None, prompt_index=9, first_sample=4, partial=aborted),
         Group(7, prompt_index=2),
     ]
-    plain, shards = groups_to_json(groups)
+    data, shards = groups_to_json(groups)
     assert shards == ["a", "b", "c"]
-    back = groups_from_json(json.loads(json.dumps(plain)), shards)
-    assert [(g.baseline, g.step) for g in back] == [(g.baseline, g.step) for g in groups]
-    assert [[s.verdict for s in g.samples] for g in back] == [[s.verdict for s in g.samples] for g in groups]
+    restored = groups_from_json(json.loads(json.dumps(data)), shards)
+    assert [(g.baseline, g.step) for g in restored] == [(g.baseline, g.step) for g in groups]
+    assert [[s.verdict for s in g.samples] for g in restored] == [[s.verdict for s in g.samples] for g in groups]
 
     def comparable(group: Group) -> Any:
         samples = [(s.sample, group.shards[s.shard], s.row, s.version) for s in group.samples]
-        partial = [(one.sample, group.shards[one.shard], one.row, one.tokens, one.version) for one in group.partial]
+        partial = [
+            (rollout.sample, group.shards[rollout.shard], rollout.row, rollout.tokens, rollout.version)
+            for rollout in group.partial
+        ]
         return samples, group.state, group.prompt_index, group.first_sample, partial
 
-    assert [comparable(g) for g in back] == [comparable(g) for g in groups]
+    assert [comparable(g) for g in restored] == [comparable(g) for g in groups]

@@ -1,4 +1,4 @@
-"""What a run knows of its verifiers before a model loads, and what stops it while they score."""
+"""Checks of verifiers before a model loads, and failures of verifiers that stop a run."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def test_every_expression_is_loaded_once_without_a_needless_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlcli.rewards.verifier_checks.proven", lambda name: pytest.fail("nobody needs it"))
-    found = check_verifiers(rows("regex(pattern=x)", "gsm8k + 0.1 * format", "gsm8k + 0.1 * format"), VerifierSection())
-    assert found == (("gsm8k + 0.1 * format", "regex(pattern=x)"), "")
+    loaded = check_verifiers(
+        rows("regex(pattern=x)", "gsm8k + 0.1 * format", "gsm8k + 0.1 * format"), VerifierSection()
+    )
+    assert loaded == (("gsm8k + 0.1 * format", "regex(pattern=x)"), "")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,10 @@ def test_a_sandbox_that_cannot_be_had_ends_the_run_at_once(monkeypatch: pytest.M
 
 def test_scoring_processes_are_told_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "landlock")
-    for given, seen in (("", "landlock"), ("http://10.0.0.1:8080", "http://10.0.0.1:8080")):
-        with ScoringPool(1, 5.0, sandbox=given) as pool:
+    for sandbox, expected in (("", "landlock"), ("http://10.0.0.1:8080", "http://10.0.0.1:8080")):
+        with ScoringPool(1, 5.0, sandbox=sandbox) as pool:
             answer = pool.submit("foreign_rewards:sandboxed", VerifyRequest("", "")).result().answer
-        assert answer == seen
+        assert answer == expected
 
 
 def test_the_configuration_takes_backends_and_urls_alone() -> None:
@@ -127,36 +129,36 @@ def test_weights_of_parts_are_those_of_all_rows_or_refused() -> None:
         part_weights("gdpo", [*expressions, "math + 0.2 * format"])
 
 
-def failures(crashed: int, killed: int, of: int) -> Failures:
-    found, prompts = Failures(), rows(*["math"] * of)
-    outcomes = [Outcome.CRASH] * crashed + [Outcome.TIMEOUT] * killed + [Outcome.OK] * (of - crashed - killed)
+def failures(crashed: int, killed: int, total: int) -> Failures:
+    counted, prompts = Failures(), rows(*["math"] * total)
+    outcomes = [Outcome.CRASH] * crashed + [Outcome.TIMEOUT] * killed + [Outcome.OK] * (total - crashed - killed)
     for prompt, outcome in zip(prompts, outcomes, strict=True):
-        found.add(replace(prompt, verifier="math + format"), Verdict(0.0, outcome, detail=f"{outcome} {prompt.id}"))
-    return found
+        counted.add(replace(prompt, verifier="math + format"), Verdict(0.0, outcome, detail=f"{outcome} {prompt.id}"))
+    return counted
 
 
 def test_crashes_above_the_rate_stop_with_three_examples() -> None:
-    failures(crashed=2, killed=100, of=200).check(0.01, 0.0)
+    failures(crashed=2, killed=100, total=200).check(0.01, 0.0)
     with pytest.raises(
         RunFailed, match=r"3 of 200 verifications crashed, more than verifier\.max_crash_rate = 0\.01"
     ) as e:
-        failures(crashed=3, killed=0, of=200).check(0.01, 0.0)
+        failures(crashed=3, killed=0, total=200).check(0.01, 0.0)
     for index in range(3):
         assert f"toy:{index}, math + format: «crash toy:{index}»" in str(e.value)
     with pytest.raises(RunFailed) as many:
-        failures(crashed=9, killed=0, of=9).check(0.5, 0.0)
+        failures(crashed=9, killed=0, total=9).check(0.5, 0.0)
     assert str(many.value).count("«") == 3
 
 
 def test_more_than_half_killed_stop_whatever_rate_of_crashes_is_allowed() -> None:
-    failures(crashed=0, killed=5, of=10).check(0.0, 0.0)
+    failures(crashed=0, killed=5, total=10).check(0.0, 0.0)
     slow = Failures()
     for prompt in rows(*["math"] * 10):
         slow.add(prompt, Verdict(0.0, Outcome.WRONG, detail=f"{OVERRAN} (more than 5 s)"))
     with pytest.raises(RunFailed, match="10 of 10 verifications were killed at the deadline"):
         slow.check(1.0, 0.0)
     with pytest.raises(RunFailed, match=r"6 of 10 verifications were killed at the deadline: toy:0, .*deadline_s"):
-        failures(crashed=0, killed=6, of=10).check(1.0, 0.0)
+        failures(crashed=0, killed=6, total=10).check(1.0, 0.0)
 
 
 def test_overruns_of_a_step_are_a_metric() -> None:
@@ -218,8 +220,8 @@ def test_it_is_said_which_servers_get_the_engines_key(monkeypatch: pytest.Monkey
     ]
 
 
-def tried(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list[str]:
-    """The notes on verifiers that are tried on these rows."""
+def trial_notes(verifier: str, rows: list[Prompt], *, converses: bool = False) -> list[str]:
+    """Notes on verifiers that are tried on the rows."""
     notes: list[str] = []
     check_verifiers(rows, VerifierSection(name=verifier), notes.append, tried=[rows], converses=converses)
     return notes
@@ -240,19 +242,19 @@ def test_a_verifier_that_fails_is_found_before_the_run(tmp_path: Path, body: str
     (tmp_path / "mine.py").write_text(f"def f(request):\n    {body}\n")
     name = f"{tmp_path}/mine.py:f"
     with pytest.raises(VerifierError, match=says) as error:
-        tried(name, rows(name, name))
+        trial_notes(name, rows(name, name))
     assert str(error.value).startswith(f"the verifier '{name}' fails (crash) on row toy:0")
-    (note,) = tried(name, rows(name), converses=True)
+    (note,) = trial_notes(name, rows(name), converses=True)
     assert note.endswith("(tried without its environment)")
 
 
 def test_a_verifier_that_skips_all_rows_is_noted(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def f(request):\n    return 1.0 if 'x' in request.completion else None\n")
     name = f"{tmp_path}/mine.py:f"
-    (note,) = tried(name, rows(name, name))
+    (note,) = trial_notes(name, rows(name, name))
     assert "returned None for the first 2 rows" in note
 
 
 @pytest.mark.long
 def test_given_rows_that_score_leave_nothing_to_note() -> None:
-    assert tried("auto", rows("gsm8k", "math + 0.1 * format", "length(target=8)")) == []
+    assert trial_notes("auto", rows("gsm8k", "math + 0.1 * format", "length(target=8)")) == []

@@ -1,4 +1,4 @@
-"""Teachers that cannot score the student's tokens, and rows that none scores, are refused before a run starts."""
+"""Teachers that cannot score the student's tokens, and rows without a teacher, are refused before a run starts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlcli.model.io.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Student, a teacher, one of another vocabulary, one with few positions, and rows of two data sources."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a student, a teacher, others with another vocabulary or few positions, and rows of two sources."""
     folder = tmp_path_factory.mktemp("places")
     for name, seed in (("student", 0), ("teacher", 1), ("foreign", 2), ("short", 3)):
         make_tiny_model(folder / name, seed=seed)
@@ -30,15 +30,15 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = folder / "short" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 40}))
     messages = [{"role": "user", "content": "1+1="}]
-    given = {"messages": messages, "verifier": "gsm8k", "ground_truth": "2"}
-    write_rows(folder / "train.parquet", [row(data_source=source, **given) for source in ("sums", "words")])
+    columns = {"messages": messages, "verifier": "gsm8k", "ground_truth": "2"}
+    write_rows(folder / "train.parquet", [row(data_source=source, **columns) for source in ("sums", "words")])
     return folder
 
 
-def prepared(places: Path, teacher: str, *sets: str) -> Prepared:
-    flags = {"model.path": str(places / "student"), "data.path": str(places), "cluster.device": "cpu"}
+def prepared(root: Path, teacher: str, *sets: str) -> Prepared:
+    flags = {"model.path": str(root / "student"), "data.path": str(root), "cluster.device": "cpu"}
     small = ("rollout.max_response_tokens=24", "data.max_prompt_tokens=24", "rollout.kv_cache_mb=64")
-    return prepare(resolve("opd", flags, [*small, f"teacher.path={teacher.format(at=places)}", *sets]).config)
+    return prepare(resolve("opd", flags, [*small, f"teacher.path={teacher.format(at=root)}", *sets]).config)
 
 
 @pytest.mark.long
@@ -59,36 +59,36 @@ def prepared(places: Path, teacher: str, *sets: str) -> Prepared:
         ('[{{path = "{at}/foreign", sources = ["sums"]}}, "{at}/teacher"]', ModelError, "its vocabulary is not"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(places: Path, teacher: str, error: type[RlcliError], says: str) -> None:
+def test_what_cannot_be_scored_is_refused(root: Path, teacher: str, error: type[RlcliError], says: str) -> None:
     with pytest.raises(error) as refused:
-        prepared(places, teacher)
+        prepared(root, teacher)
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_token_that_the_teacher_lacks_is_named(places: Path, tmp_path: Path) -> None:
+def test_a_token_that_the_teacher_lacks_is_named(root: Path, tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "more", seed=1)
     file = tmp_path / "more" / "tokenizer.json"
     words = json.loads(file.read_text())
     words["model"]["vocab"]["née"] = words["model"]["vocab"].pop("7")
     file.write_text(json.dumps(words))
     with pytest.raises(ModelError, match=r"the token '7' is \d+ in \S+/student and missing in \S+/more"):
-        prepared(places, str(tmp_path / "more"))
+        prepared(root, str(tmp_path / "more"))
 
 
 @pytest.mark.long
-def test_the_plan_names_the_teachers_and_who_is_taught(places: Path) -> None:
-    two = '[{{path = "{at}/teacher", sources = ["sums"]}}, "{at}/student"]'
-    ready = prepared(places, two)
+def test_the_plan_names_the_teachers_and_who_is_taught(root: Path) -> None:
+    two_teachers = '[{{path = "{at}/teacher", sources = ["sums"]}}, "{at}/student"]'
+    ready = prepared(root, two_teachers)
     assert ready.facts.roles == {"policy", "engine", "teacher"}
     shown = dict(derived_plan(ready))["teacher"]
     assert shown == (
-        f"{places}/teacher for sums; {places}/student for all others: log-probs of the drawn tokens, "
+        f"{root}/teacher for sums; {root}/student for all others: log-probs of the drawn tokens, "
         "in the policy's workers"
     )
     top = ("algorithm.advantage=one", "algorithm.loss=opd_forward", "teacher.top_k=4", "teacher.workers=1")
-    apart = prepared(places, "{at}/teacher", *top)
-    assert apart.facts.roles == {"policy", "engine"}
-    assert dict(derived_plan(apart))["teacher"] == (
-        f"{places}/teacher: log-probs of its 4 likeliest tokens and the rest, 1 separate worker"
+    separate = prepared(root, "{at}/teacher", *top)
+    assert separate.facts.roles == {"policy", "engine"}
+    assert dict(derived_plan(separate))["teacher"] == (
+        f"{root}/teacher: log-probs of its 4 likeliest tokens and the rest, 1 separate worker"
     )
