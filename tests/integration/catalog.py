@@ -1,11 +1,11 @@
-"""Train recipes for two steps each on one group of workers, and print what came of them as JSON, a line a recipe.
+"""Train recipes for two steps each on one group of workers, and print their results as JSON, a line per recipe.
 
     python tests/integration/catalog.py MODEL DATA OUT WORKERS RECIPE…
 
-Of a recipe with a harm, `grpo:swapped`, the last rank goes wrong in that way (see `harms.py`); `failed` is what the run
-says of it when it stops. More `--set` arguments of all of them are in CATALOG_SETS, parted by blanks.
+A recipe may name a harm, as in `grpo:swapped`, which is done to the last rank (see `harms.py`); `failed` is the message
+with which the run stops. CATALOG_SETS has further `--set` arguments for all recipes, separated by blanks.
 
-Starting Ray and importing vLLM takes half a minute, once; the roles are built anew for each recipe, as in any run.
+Starting Ray and importing vLLM takes half a minute, once; the roles are built again for each recipe, as in any run.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ SMALL = [
     *("rollout.prompts_per_step=4", "rollout.max_response_tokens=24", "data.max_prompt_tokens=32"),
     *("rollout.tensor_parallel=1", "rollout.kv_cache_mb=64", "dynamic_sampling.max_batches=4"),
     *("critic.warmup_steps=0", "evaluation.data=", "model.gradient_checkpointing=false", "checkpoint.every=0"),
-    # Random text earns no answer's reward; this one it can earn, so that there is a gradient.
+    # Random text never earns the reward of a right answer, but it can earn this one: so there is a gradient.
     *("verifier.name=test-even", "tracking.trackers="),
 ]
-"""What a laptop needs: everything that makes a recipe what it is stays."""
+"""Sizes that fit a laptop; the settings that define a recipe are unchanged."""
 CONVERSING = [
     *("train.tokens_per_microbatch=4096", "data.max_prompt_tokens=1500", "environment.context_tokens=300"),
     *("environment.turn_tokens=12", "rollout.samples_per_prompt=4", "rollout.kv_cache_mb=256"),
@@ -63,12 +63,12 @@ def teacher() -> Path:
 
 def sets_for(recipe: str) -> list[str]:
     """`--set` arguments that make a recipe small."""
-    own = resolve(recipe).config
-    if own.environment.name:
-        return [*SMALL, *CONVERSING, f"environment.turns={min(own.environment.turns, 2)}"]
-    samples = min(own.rollout.samples_per_prompt, 4)
-    buffer = min(own.shaping.overlong_buffer, 8)
-    distils = build_algorithm(**own.algorithm.model_dump(), tried=False).needs_teacher
+    config = resolve(recipe).config
+    if config.environment.name:
+        return [*SMALL, *CONVERSING, f"environment.turns={min(config.environment.turns, 2)}"]
+    samples = min(config.rollout.samples_per_prompt, 4)
+    buffer = min(config.shaping.overlong_buffer, 8)
+    distils = build_algorithm(**config.algorithm.model_dump(), tried=False).needs_teacher
     small = [*SMALL, f"teacher.path={teacher()}"] if distils else SMALL
     return [*small, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
 
@@ -84,22 +84,25 @@ def resolved(name: str, model: str, data: str, workers: int) -> Resolved:
     )
 
 
-def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> None:
+def main(model: str, data: str, output_folder: Path, workers: int, recipes: list[str]) -> None:
     first = prepare(resolved(recipes[0], model, data, workers).config)
-    (out / "logs").mkdir(parents=True)
+    (output_folder / "logs").mkdir(parents=True)
     with (
         View() as view,
         StopOnSignal(lambda: None) as stop,
-        running_workers(first, out / "logs", on_phase=view.phase) as groups,
+        running_workers(first, output_folder / "logs", on_phase=view.phase) as groups,
     ):
         for recipe in recipes:
             started, failed = time.perf_counter(), ""
             config = resolved(recipe, model, data, workers)
             ready = prepare(config.config)
-            spec = worker_spec(ready.context, out / "logs", groups.spec.group_id)
+            spec = worker_spec(ready.context, output_folder / "logs", groups.spec.group_id)
             groups.policy.call(WorkerCalls.build, spec)
             _, _, harm = recipe.partition(":")
-            with RunFolder.create(out / recipe, force=False) as folder, harmed(groups.engines or groups.policy, harm):
+            with (
+                RunFolder.create(output_folder / recipe, force=False) as folder,
+                harmed(groups.engines or groups.policy, harm),
+            ):
                 folder.write_config(dump_toml(config))
                 trackers = open_trackers((), folder, "", {}, view.note)
                 try:
@@ -111,9 +114,9 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
                 trackers.close()
             row = {"recipe": recipe, "seconds": time.perf_counter() - started, "failed": failed}
             # While Ray runs, sys.stdout leads to stderr.
-            print(json.dumps(row | {"steps": metrics_of(out / recipe)}), file=sys.__stdout__, flush=True)
+            print(json.dumps(row | {"steps": metrics_of(output_folder / recipe)}), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":
-    model, data, out, workers, *recipes = sys.argv[1:]
-    main(model, data, Path(out), int(workers), recipes)
+    model, data, output_folder, workers, *recipes = sys.argv[1:]
+    main(model, data, Path(output_folder), int(workers), recipes)

@@ -1,4 +1,4 @@
-"""`rlcli` as a command, and what became of its processes."""
+"""`rlcli` as a command, and its processes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SMALL = [
 ]
 """A step of 16 short samples in several micro-batches."""
 SOON = [*SMALL, "--set", "rollout.engine=transformers"]
-"""The same, without the import of vLLM: for what does not depend on the engine."""
+"""The same without importing vLLM, for tests that do not depend on the engine."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 STARTED: list[subprocess.Popen[str]] = []
-"""By the current test."""
+"""Processes started by the current test."""
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
@@ -49,43 +49,43 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
     return process
 
 
-def spawned(file: str, model: Path, out: Path, *more: str, timeout: float = 500) -> dict[str, Any]:
-    """What `file`, run with these arguments in a worker's environment, writes to `out` as JSON."""
+def spawned(file: str, model: Path, output_path: Path, *arguments: str, timeout: float = 500) -> dict[str, Any]:
+    """Run `file` with these arguments in a worker's environment, and read the JSON that it writes to `output_path`."""
     from rlcli.cluster.placement import WORKER_ENV
 
-    done = subprocess.run(
-        [sys.executable, file, str(model), str(out), *more],
+    completed = subprocess.run(
+        [sys.executable, file, str(model), str(output_path), *arguments],
         env=os.environ | ENVIRONMENT | WORKER_ENV,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
-    assert out.exists(), done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    assert output_path.exists(), completed.stderr[-3000:]
+    result: dict[str, Any] = json.loads(output_path.read_text())
+    return result
 
 
 def end_started() -> None:
-    """End what the current test has started and not ended, with what belongs to it."""
+    """Kill the processes that the current test has started and not ended, and their descendants."""
     for process in STARTED:
         if process.poll() is None:
             family = descendants(process.pid)
             process.kill()
-            for one in family:
+            for child in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    child.kill()
     STARTED.clear()
 
 
 def processes_of(*marks: str) -> list[str]:
     """Command lines of live processes that hold one of `marks`."""
-    found = []
+    lines = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         line = " ".join(process.info["cmdline"] or [])
         if any(mark in line for mark in marks) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(f"{process.info['pid']}: {line}")
-    return found
+            lines.append(f"{process.info['pid']}: {line}")
+    return lines
 
 
 def descendants(pid: int) -> list[psutil.Process]:

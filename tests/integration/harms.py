@@ -1,4 +1,4 @@
-"""What may go wrong in one rank, done to it from outside: `catalog.py` names it after a colon, as in `grpo:swapped`."""
+"""Faults injected into one rank: `catalog.py` takes the name of one after a colon, as in `grpo:swapped`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def _swap(weights: Weights) -> Weights:
-    """Two matrices of the same shape, each in the other's place."""
+    """Swap two matrices of the same shape."""
     names = {
         f"model.layers.{layer}.mlp.up_proj.weight": f"model.layers.{1 - layer}.mlp.up_proj.weight" for layer in (0, 1)
     }
@@ -45,15 +45,15 @@ def _second_sync(worker: Any, change: Callable[[Weights], Weights]) -> None:
 
 
 def _keep_first(worker: Any) -> None:
-    """What the engine is given first, in which the adapter changes nothing yet, is the last that it loads: whether the
-    adapter comes by itself or added to the weights."""
-    adapter, weights, calls = worker.engine.load_adapter, worker.engine.load_weights, itertools.count(1)
+    """The engine ignores all weights after the first sync, in which the adapter changes nothing yet, whether it is
+    sent by itself or merged into the weights."""
+    adapter, load, calls = worker.engine.load_adapter, worker.engine.load_weights, itertools.count(1)
 
-    def load_weights(given: Weights) -> None:
+    def load_weights(stream: Weights) -> None:
         if next(calls) == 1:
-            weights(given)
+            load(stream)
         else:
-            for _ in given:  # gathered from all ranks, which would wait for this one
+            for _ in stream:  # gathered from all ranks, which would wait for this one otherwise
                 pass
 
     worker.engine.load_weights = load_weights
@@ -61,7 +61,7 @@ def _keep_first(worker: Any) -> None:
 
 
 def _die(worker: Any) -> None:
-    """From the second sync on, its process ends in the middle of what it is sent."""
+    """From the second sync on, its process ends while it receives the weights."""
     load, calls = worker.engine.load_weights, itertools.count(1)
 
     def load_weights(weights: Weights) -> None:
@@ -79,8 +79,8 @@ def _leave_out(worker: Any, *names: str) -> None:
 
 
 def _keep_head(worker: Any) -> None:
-    """After the first sync the engine multiplies by the head that it has then, as if it had packed it for good: whether
-    a kernel packs it at all depends on the CPU."""
+    """The engine keeps using the head of the first sync, as if it had packed it permanently (not every CPU has a kernel
+    that packs it)."""
     from torch.nn.functional import linear
 
     load, heads = worker.engine.load_weights, list[Any]()
@@ -95,16 +95,16 @@ def _keep_head(worker: Any) -> None:
 
 
 def _keep_experts(worker: Any) -> None:
-    """After the first sync the engine computes with the experts that it has packed then."""
+    """The engine keeps using the experts that it packed in the first sync."""
     from rlcli.model.weight_check.engine_weights import packed_experts
 
-    load, kept = worker.engine.load_weights, dict[str, Any]()
+    load, first_experts = worker.engine.load_weights, dict[str, Any]()
 
     def load_weights(weights: Weights) -> None:
         load(weights)
         for name, module in worker.engine._model.named_modules():
             if packed_experts(module):
-                module.w13_weight.data.copy_(kept.setdefault(name, module.w13_weight.detach().clone()))
+                module.w13_weight.data.copy_(first_experts.setdefault(name, module.w13_weight.detach().clone()))
 
     worker.engine.load_weights = load_weights
 
@@ -114,7 +114,7 @@ def _keep_prefixes(worker: Any) -> None:
 
 
 def _spoil_loss(worker: Any, *bad: int) -> None:
-    """The loss of some updates, counted from 1, is no number; the gradient that it has by itself is one."""
+    """The loss of the updates `bad`, counted from 1, is NaN; its gradient is finite."""
     policy, calls = worker.policy, itertools.count(1)
     update, sound_loss = policy.update, policy._loss
 
@@ -131,12 +131,12 @@ def _spoil_loss(worker: Any, *bad: int) -> None:
 
 
 def _slow(worker: Any) -> None:
-    """Its engine takes several times as long as that of the other rank."""
+    """Its engine takes several times as long as that of another rank."""
     worker.engine.on_step = lambda: time.sleep(0.05)
 
 
 def _flip_base(worker: Any) -> None:
-    """One bit of a weight that the engine has beside the adapter."""
+    """Flip one bit of a base weight of the engine."""
     import torch
 
     weight = worker.engine._model.get_parameter("model.layers.1.input_layernorm.weight")
@@ -144,7 +144,7 @@ def _flip_base(worker: Any) -> None:
 
 
 def _flip_copy(worker: Any) -> None:
-    """From the second sync on, one bit of its copy of the weights is another once it has been received."""
+    """At the second sync, flip one bit of its copy of the weights after it has been received."""
     import torch
 
     receive, calls = worker._receive_copy, itertools.count(1)
@@ -160,7 +160,7 @@ def _flip_copy(worker: Any) -> None:
 
 
 def _die_receiving(worker: Any) -> None:
-    """At the second sync its process ends in the middle of what it receives into its copy."""
+    """At the second sync its process ends while it receives weights into its copy."""
     receive, calls = worker._receive_copy, itertools.count(1)
 
     def receive_copy(broadcast: Any) -> int:
@@ -189,7 +189,7 @@ HARMS: dict[str, Callable[[Any], None]] = {
     "tail": _slow,
 }
 
-# Ranks that share an engine and compute different numbers of tokens end in an error of the communication between them.
+# Ranks that share an engine must compute the same number of tokens, or their communication fails.
 OF_ALL = {"prefixes"}
 
 
@@ -202,11 +202,11 @@ def _heal(worker: Any) -> None:
 
 @contextmanager
 def harmed(group: Workers, harm: str) -> Iterator[None]:
-    """The last rank alone is harmed, or all with what is in `OF_ALL`; their engines are well again afterwards."""
+    """Inject a fault into the last rank, or into all ranks if it is in `OF_ALL`, and remove it afterwards."""
     import ray
     from ray import cloudpickle
 
-    if harm not in HARMS:  # its settings are all of it
+    if harm not in HARMS:  # it consists of settings alone
         yield
         return
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -215,5 +215,5 @@ def harmed(group: Workers, harm: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ray.exceptions.RayActorError):  # it is gone
+        with suppress(ray.exceptions.RayActorError):  # the process has ended
             ray.get([actor.__ray_call__.remote(_heal) for actor in actors])

@@ -1,10 +1,10 @@
-"""What another user of the machine tries with a run: reads a JSON object from standard input, and writes one.
+"""Attempts of another user of the machine to access a run: reads a JSON object from standard input, and writes one.
 
     {"user": 65534, "paths": […], "sockets": […], "ports": […], "tokens": ["", …]}
 
 user: 0 tries the same as root, to show that the attempts would succeed. paths: files and folders. sockets: paths of
-Unix sockets. ports: of 127.0.0.1. tokens: for Ray's services. The answer has a list of what succeeded for each kind of
-attempt; `answers`: `PORT METHOD TOKEN` → the status of each call of Ray's services.
+Unix sockets. ports: of 127.0.0.1. tokens: for Ray's services. The answer lists the targets that succeeded for each kind
+of attempt; `answers`: `PORT METHOD TOKEN` → the status of each call of Ray's services.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ METHODS = (
     "/ray.rpc.NodeManagerService/GetNodeStats",
     "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
 )
-"""Of the head, of a raylet, of a worker or driver. They change nothing, and take an empty message."""
+"""Methods of the head, of a raylet, of a worker or driver. They change nothing, and take an empty message."""
 
 PAGES = ("/", "/metrics", "/api/healthz", "/health", "/v1/models")
-NOTHING = 1
+UNUSED_PORT = 1
 """A port at which nothing listens."""
 
 WAIT_S, AT_ONCE = 10.0, 64
@@ -38,9 +38,9 @@ WAIT_S, AT_ONCE = 10.0, 64
 
 def become(user: int) -> None:
     """Raises OSError unless this process is root's."""
-    # The other user may not be able to read Python's modules: what the attempts import is imported now.
-    succeeds(lambda: fetched(NOTHING, "/"))
-    status(NOTHING, METHODS[0], "")
+    # The other user may not be able to read Python's modules: import now what the attempts need.
+    succeeds(lambda: fetch(UNUSED_PORT, "/"))
+    status(UNUSED_PORT, METHODS[0], "")
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -64,7 +64,7 @@ def read(path: str) -> None:
 
 
 def write(path: str) -> None:
-    """Changes nothing but what it adds to a folder and removes."""
+    """Leaves no change: a file that it creates in a folder is removed."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         name = os.path.join(path, f"neighbour-{os.getpid()}")
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -83,7 +83,7 @@ def connect(path: str) -> None:
         client.connect(path)
 
 
-def fetched(port: int, path: str) -> None:
+def fetch(port: int, path: str) -> None:
     """Raises OSError unless an HTTP server gives the page."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)) as client:
         client.request("GET", path)
@@ -102,22 +102,24 @@ def status(port: int, method: str, token: str) -> str:
 
 
 def main() -> None:
-    asked: dict[str, Any] = json.load(sys.stdin)
-    become(asked["user"])
-    attempts = {"read": read, "write": write, **({"replace": replace} if asked["user"] else {})}
-    found: dict[str, Any] = {
-        name: [path for path in asked["paths"] if succeeds(lambda path=path, act=act: act(path))]
+    request: dict[str, Any] = json.load(sys.stdin)
+    become(request["user"])
+    attempts = {"read": read, "write": write, **({"replace": replace} if request["user"] else {})}
+    results: dict[str, Any] = {
+        name: [path for path in request["paths"] if succeeds(lambda path=path, act=act: act(path))]
         for name, act in attempts.items()
     }
-    found["connect"] = [path for path in asked["sockets"] if succeeds(lambda path=path: connect(path))]
-    pages = [(port, page) for port in asked["ports"] for page in PAGES]
-    calls = [(port, method, token) for port in asked["ports"] for method in METHODS for token in asked["tokens"]]
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # what is asked in another protocol may never answer
-        got = pool.map(lambda page: succeeds(lambda: fetched(*page)), pages)
-        found["fetch"] = [f"{port}{page}" for (port, page), there in zip(pages, got, strict=True) if there]
+    results["connect"] = [path for path in request["sockets"] if succeeds(lambda path=path: connect(path))]
+    pages = [(port, page) for port in request["ports"] for page in PAGES]
+    calls = [(port, method, token) for port in request["ports"] for method in METHODS for token in request["tokens"]]
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # a service of another protocol may never answer
+        outcomes = pool.map(lambda page: succeeds(lambda: fetch(*page)), pages)
+        results["fetch"] = [
+            f"{port}{page}" for (port, page), succeeded in zip(pages, outcomes, strict=True) if succeeded
+        ]
         statuses = pool.map(lambda call: status(*call), calls)
-        found["answers"] = {" ".join(map(str, call)): one for call, one in zip(calls, statuses, strict=True)}
-    json.dump(found, sys.stdout)
+        results["answers"] = {" ".join(map(str, call)): code for call, code in zip(calls, statuses, strict=True)}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Train each case on one group of workers: whole and stopped by a signal; the first case and those that generate ahead
-also killed. What was stopped or killed resumes from its checkpoint with roles that are built anew. Prints a JSON line a
-case: its name and the seconds it took.
+also killed. Stopped and killed runs resume from their checkpoints with newly built roles. Prints a JSON line per case:
+its name and its duration in seconds.
 
     python tests/integration/resuming.py MODEL DATA OUT WORKERS CASE…
 
-A case is a recipe, and settings if there are any: `dapo,dynamic_sampling.oversample=2`. A case that is a folder is a
-stopped run of another number of workers, to go on with. Of the first case the folder `moved` is such a one.
+A case is a recipe with optional settings: `dapo,dynamic_sampling.oversample=2`. A case that is a folder is a stopped
+run with another number of workers, which is resumed. The first case leaves such a run in the folder `moved`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ EVALUATED = ["evaluation.every=2", "evaluation.max_prompts=4"]
 
 
 class Killed(Exception):
-    """Stands for the end of the driver: nothing after it is done."""
+    """Stands for the death of the driver."""
 
 
 class Watcher(View):
-    """Ends the run in the way that is asked for: by a signal in step 2, or abruptly after step 3."""
+    """Ends the run as `ending` says: `stopped` by a signal in step 2, or `killed` after step 3."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, ending: str) -> None:
         super().__init__()
-        self.how = how
+        self.ending = ending
 
     def phase(self, name: str) -> None:
         super().phase(name)
-        if self.how == "stopped" and self._done == STOP - 1 and name == "update":
+        if self.ending == "stopped" and self._done == STOP - 1 and name == "update":
             os.kill(os.getpid(), signal.SIGINT)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         super().step(metrics)
-        if self.how == "killed" and self._done == STOP + 1:
+        if self.ending == "killed" and self._done == STOP + 1:
             raise Killed
 
 
@@ -73,18 +73,20 @@ def resolved(case: str, model: str, data: str, workers: int) -> Resolved:
 
 def settings(case: str) -> list[str]:
     """`--set` arguments of a case."""
-    recipe, *own = case.split(",")
-    return [*sets_for(recipe), *EVALUATED, f"checkpoint.every={STOP}", *own]
+    recipe, *extra = case.split(",")
+    return [*sets_for(recipe), *EVALUATED, f"checkpoint.every={STOP}", *extra]
 
 
-def run(config: Resolved, groups: WorkerPools, out: Path, view: View, checkpoint: Checkpoint | None = None) -> None:
+def run(
+    config: Resolved, groups: WorkerPools, run_folder: Path, view: View, checkpoint: Checkpoint | None = None
+) -> None:
     ready = prepare(config.config)
-    spec = worker_spec(ready.context, out / "logs", groups.spec.group_id)
+    spec = worker_spec(ready.context, run_folder / "logs", groups.spec.group_id)
     groups.policy.call(WorkerCalls.build, spec)
     if groups.engines is not None:
         groups.engines.call(WorkerCalls.build, engine_spec(spec))
     with (
-        RunFolder.resume(out) if checkpoint else RunFolder.create(out) as folder,
+        RunFolder.resume(run_folder) if checkpoint else RunFolder.create(run_folder) as folder,
         view,
         StopOnSignal(lambda: None) as stop,
     ):
@@ -94,40 +96,40 @@ def run(config: Resolved, groups: WorkerPools, out: Path, view: View, checkpoint
             trainer = make_trainer(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
             trainer.run(checkpoint)
         except Killed:
-            # It is known which checkpoint stands, and its writing does not reach into what comes next.
+            # Afterwards the last checkpoint is known, and no write of it overlaps the next run.
             trainer.checkpointer.finish()
         finally:
             trackers.close()
 
 
-def go_on(groups: WorkerPools, folder: Path, workers: int) -> None:
+def resume_run(groups: WorkerPools, folder: Path, workers: int) -> None:
     resumed = resumption(folder, None, {"cluster.workers": workers}, [], lambda note: None)
     assert resumed.step == STOP
     run(resumed.resolved, groups, folder, View(), resumed.checkpoint)
 
 
-def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> None:
+def main(model: str, data: str, output_folder: Path, workers: int, cases: list[str]) -> None:
     first = prepare(resolved(cases[0], model, data, workers).config)
-    (out / "logs").mkdir(parents=True)
-    with running_workers(first, out / "logs", on_phase=lambda name: None) as groups:
+    (output_folder / "logs").mkdir(parents=True)
+    with running_workers(first, output_folder / "logs", on_phase=lambda name: None) as groups:
         for number, case in enumerate(cases):
             started = time.perf_counter()
             if Path(case).is_dir():
-                go_on(groups, Path(case), workers)
+                resume_run(groups, Path(case), workers)
                 continue
             config = resolved(case, model, data, workers)
             killed = number == 0 or AHEAD in case  # scripts/torture kills the others
-            for how in ("whole", "stopped", "killed") if killed else ("whole", "stopped"):
-                folder = out / str(number) / how
-                run(config, groups, folder, Watcher(how))
-                if how == "stopped" and number == 0:
+            for ending in ("whole", "stopped", "killed") if killed else ("whole", "stopped"):
+                folder = output_folder / str(number) / ending
+                run(config, groups, folder, Watcher(ending))
+                if ending == "stopped" and number == 0:
                     shutil.copytree(folder, folder.with_name("moved"), symlinks=True)
-                if how != "whole":
-                    go_on(groups, folder, workers)
+                if ending != "whole":
+                    resume_run(groups, folder, workers)
             row = {"case": case, "seconds": time.perf_counter() - started}
             print(json.dumps(row), file=sys.__stdout__, flush=True)  # while Ray runs, sys.stdout leads to stderr
 
 
 if __name__ == "__main__":
-    model, data, out, workers, *cases = sys.argv[1:]
-    main(model, data, Path(out), int(workers), cases)
+    model, data, output_folder, workers, *cases = sys.argv[1:]
+    main(model, data, Path(output_folder), int(workers), cases)

@@ -22,7 +22,7 @@ from rlcli.runs.folder import events_of
 pytestmark = pytest.mark.timeout(1700)
 
 NAMES = [name for name in recipes.names() if "environment.name" not in recipes.load(name).values]
-"""test_environment_recipes.py trains those that converse."""
+"""Recipes without an environment; test_environment_recipes.py trains the others."""
 ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 """These need an engine of another kind, and so workers of their own."""
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
@@ -30,28 +30,28 @@ SPLIT = ["grpo", "ppo", "prime", "dpo", "opd"]
 """One of each kind of model beside the policy: also run with one worker. That no other sum depends on the split either
 is shown in `tests/unit/algorithms`."""
 HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
-"""Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out, one
-that gives those that were cut off no reward."""
+"""Runs with a fault on one of two ranks, with aborted generation, with truncated samples left out, and with no reward
+for truncated samples."""
 FEW = ["grpo", "ppo", "grpo:nan", "grpo:skip"]
-"""Those that run where no test marked `long` does."""
-KEPT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "sft", *ADAPTED]
-"""Those that differ in what a step does, not in a formula of tests/unit/algorithms; the others are `exhaustive`."""
+"""Recipes of the run without tests marked `long`."""
+DISTINCT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "sft", *ADAPTED]
+"""Recipes whose steps differ in more than a formula of tests/unit/algorithms; the others are `exhaustive`."""
 COPIES = "ppo:copies"
 """Each of two workers has a whole copy of policy and critic."""
 Steps = list[dict[str, Any]]
 
 
-def train(model: Path, data: Path, out: Path, workers: int, names: list[str]) -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("catalog.py")), model, data, out, str(workers), *names],
+def train(model: Path, data: Path, output_folder: Path, workers: int, names: list[str]) -> dict[str, dict[str, Any]]:
+    completed = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("catalog.py")), model, data, output_folder, str(workers), *names],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=1500,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-8000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert completed.returncode == 0, completed.stderr[-8000:]
+    rows = [json.loads(line) for line in completed.stdout.splitlines()]
     return {row["recipe"]: row for row in rows}
 
 
@@ -61,18 +61,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def several(names: list[str]) -> list[Any]:
-    """Parameters: FEW of them, `long` those of KEPT and those that go wrong, `exhaustive` the rest."""
-    marks = {name: pytest.mark.long if name in KEPT or ":" in name else pytest.mark.exhaustive for name in names}
+    """Parameters: FEW unmarked, DISTINCT and those with a fault `long`, the others `exhaustive`."""
+    marks = {name: pytest.mark.long if name in DISTINCT or ":" in name else pytest.mark.exhaustive for name in names}
     return [name if name in FEW else pytest.param(name, marks=marks[name]) for name in names]
 
 
 @pytest.fixture(scope="module")
 def two_workers(tiny: Path, sums: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    own = [item for item in request.session.items if item.path == request.path]
-    if not any(item.get_closest_marker("long") for item in own):
+    module_items = [item for item in request.session.items if item.path == request.path]
+    if not any(item.get_closest_marker("long") for item in module_items):
         return train(tiny, sums, folder / "two", 2, FEW)
-    asked = {item.callspec.params.get("name") for item in own if hasattr(item, "callspec")}
-    names = [name for name in NAMES if name in asked and name not in ADAPTED]
+    requested = {item.callspec.params.get("name") for item in module_items if hasattr(item, "callspec")}
+    names = [name for name in NAMES if name in requested and name not in ADAPTED]
     rows = train(tiny, sums, folder / "two", 2, [*names, *HARMED, COPIES])
     rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'diff':>8} {'seconds':>8}")
@@ -197,7 +197,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
 def test_a_step_in_which_every_sample_is_left_out_is_skipped(
     two_workers: dict[str, dict[str, Any]], folder: Path, name: str
 ) -> None:
-    """Few responses of the random model end within the limit: what counts is trained on, and nothing is no step."""
+    """Few responses of the random model end within the limit; only those are used. A step without any is skipped."""
     import pyarrow.parquet as pq
 
     run = two_workers[name]
@@ -222,24 +222,28 @@ def test_a_step_in_which_every_sample_is_left_out_is_skipped(
 def test_what_is_cut_off_earns_nothing_and_no_check_takes_that_for_a_fault(
     two_workers: dict[str, dict[str, Any]], folder: Path
 ) -> None:
-    """The samples keep what the verifier gave; what is trained on is 0."""
+    """The samples keep the verifier's score; the reward that is trained on is 0."""
     import pyarrow.parquet as pq
 
-    run, out = two_workers["grpo:zero"], folder / "two" / "grpo:zero"
+    run, run_folder = two_workers["grpo:zero"], folder / "two" / "grpo:zero"
     assert not run["failed"]
-    assert not [event for event in events_of(out) if event["event"] == "warning"]
+    assert not [event for event in events_of(run_folder) if event["event"] == "warning"]
     assert sum(step["update/count"] for step in run["steps"]) >= 1
-    given = []
+    scores = []
     for step in run["steps"]:
-        rows = [row for file in sample_files(out / "samples", step["step"]) for row in pq.read_table(file).to_pylist()]
+        rows = [
+            row
+            for file in sample_files(run_folder / "samples", step["step"])
+            for row in pq.read_table(file).to_pylist()
+        ]
         cut_off = [row["finish_reason"] == "length" for row in rows]
         earned = [0.0 if cut else row["score"] for row, cut in zip(rows, cut_off, strict=True)]
         assert step["reward/mean"] == pytest.approx(sum(earned) / len(earned))
         assert step.get("reward/truncated", 0.0) == 0.0
         assert step["response_tokens/truncated"] == pytest.approx(sum(cut_off) / len(rows))
         assert step["samples/left_out"] == 0
-        given += [row["score"] for row, cut in zip(rows, cut_off, strict=True) if cut]
-    assert any(given)  # there was a reward to take away
+        scores += [row["score"] for row, cut in zip(rows, cut_off, strict=True) if cut]
+    assert any(scores)  # there was a reward to take away
 
 
 @pytest.fixture(scope="module")
@@ -260,11 +264,11 @@ def test_neither_ranks_nor_copies_change_anything(
         "critic/loss",
         "update/teacher_kl",
     )
-    for one, two in zip(one_worker[name.split(":")[0]]["steps"], two_workers[name]["steps"], strict=True):
+    for expected, actual in zip(one_worker[name.split(":")[0]]["steps"], two_workers[name]["steps"], strict=True):
         for figure in figures:
-            assert (figure in one) == (figure in two)
-            if figure in one:
-                assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
+            assert (figure in expected) == (figure in actual)
+            if figure in expected:
+                assert expected[figure] == pytest.approx(actual[figure], rel=2e-3, abs=1e-6), (figure, expected["step"])
 
 
 @pytest.mark.exhaustive  # tests/unit/training/worker
@@ -276,7 +280,7 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
         *("train", "ppo", "--model", tiny, "--data", sums, "--out", tmp_path / "apart", "--steps", str(STEPS)),
         *("--workers", "1", "--set", "critic.workers=1", *sets),
     )
-    apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
     assert {path.name for path in (tmp_path / "apart" / "logs").iterdir()} == {"critic-0.log", "rank-0.log"}
     from rlcli.export.exported_weights import Stored
 
@@ -284,9 +288,9 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
     (head,) = critic.read([name for name in critic.shapes if name.endswith("score.weight")]).values()
     assert head.shape[0] == 1
     assert head.any()  # it began at 0
-    for own, shared in zip(apart, one_worker["ppo"]["steps"], strict=True):
+    for actual, expected in zip(steps, one_worker["ppo"]["steps"], strict=True):
         for figure in ("reward/mean", "update/policy_loss", "update/grad_norm", "critic/loss", "critic/grad_norm"):
-            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+            assert actual[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-7), (figure, actual["step"])
 
 
 @pytest.mark.exhaustive  # tests/unit/training/worker/test_teacher.py
@@ -298,35 +302,37 @@ def test_a_teacher_in_workers_of_its_own_teaches_the_same(
         *("train", "opd", "--model", tiny, "--data", sums, "--out", tmp_path / "apart", "--steps", str(STEPS)),
         *("--workers", "1", "--set", "teacher.workers=1", *sets),
     )
-    apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
     assert {path.name for path in (tmp_path / "apart" / "logs").iterdir()} == {"rank-0.log", "teacher-0.log"}
-    for own, shared in zip(apart, one_worker["opd"]["steps"], strict=True):
+    for actual, expected in zip(steps, one_worker["opd"]["steps"], strict=True):
         for figure in ("update/policy_loss", "update/grad_norm", "update/teacher_kl", "update/teacher_agreement"):
-            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+            assert actual[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-7), (figure, actual["step"])
 
 
 @pytest.mark.long
 def test_engines_in_workers_of_their_own_generate_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
-    apart = with_engines_apart("grpo", cli, tiny, sums, tmp_path)
+    steps = train_with_separate_engine("grpo", cli, tiny, sums, tmp_path)
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"engine-0.log", "rank-0.log"}
-    for own, shared in zip(apart, one_worker["grpo"]["steps"], strict=True):
-        assert own["rollout/staleness"] == 0.0
+    for actual, expected in zip(steps, one_worker["grpo"]["steps"], strict=True):
+        assert actual["rollout/staleness"] == 0.0
         for figure in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm"):
-            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+            assert actual[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-7), (figure, actual["step"])
 
 
 @pytest.mark.exhaustive  # of adapters and of engines apart other tests have one each
 def test_an_adapter_reaches_engines_in_workers_of_their_own(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
-    with_engines_apart(ADAPTED[0], cli, tiny, sums, tmp_path, "async.staleness=1")
+    train_with_separate_engine(ADAPTED[0], cli, tiny, sums, tmp_path, "async.staleness=1")
 
 
-def with_engines_apart(recipe: str, cli: Cli, model: Path, data: Path, out: Path, *more: str) -> Steps:
-    """Train with one worker and another one for the engine; the steps, whose weights have all arrived."""
-    sets = [word for text in (*sets_for(recipe), "rollout.workers=1", *more) for word in ("--set", text)]
-    cli("train", recipe, "--model", model, "--data", data, "--out", out, "--steps", str(STEPS), "--workers", "1", *sets)
-    steps: Steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def train_with_separate_engine(
+    recipe: str, cli: Cli, model: Path, data: Path, run: Path, *extra_settings: str
+) -> Steps:
+    """Train with one worker and another one for the engine, and check each step's weight sync; returns the steps."""
+    sets = [word for text in (*sets_for(recipe), "rollout.workers=1", *extra_settings) for word in ("--set", text)]
+    cli("train", recipe, "--model", model, "--data", data, "--out", run, "--steps", str(STEPS), "--workers", "1", *sets)
+    steps: Steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for step in steps:
         assert step["update/grad_norm"] > 0
         assert step["log_prob_check/max_abs_diff"] < 1e-3

@@ -1,5 +1,5 @@
-"""A mixture of experts on gloo groups of one, two and four processes, divided in each way that they allow: by rows,
-tokens and experts. What is divided trains, is streamed, saved and clipped as on one process."""
+"""A mixture of experts on gloo groups of one, two and four processes, in each parallel layout that they allow: by rows,
+tokens and experts. The sharded model trains, is streamed, saved and clipped as on one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.model_fixtures import Row, save_tiny
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
 ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
-"""With three samples of one prompt, which is packed once where they meet."""
+"""Includes three samples of one prompt, which is packed once where they are in the same micro-batch."""
 FORWARD = {"temperature": 0.8, "want_entropy": True}
 OTHERS = ("mixtral", "glm4_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
 ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear,experts")
@@ -34,8 +34,14 @@ ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear,experts")
 
 def layouts(world: int) -> list[tuple[int, int, int]]:
     """replicate, context, expert; six experts are not for four ranks."""
-    sizes = [(one, two, three) for one in (1, 2) for two in (1, 2) for three in (1, 2, 3) if world > 1 or three == 1]
-    return [way for way in sizes if world % (way[0] * way[1]) == 0 and world // way[0] % way[2] == 0]
+    sizes = [
+        (replicate, context, expert)
+        for replicate in (1, 2)
+        for context in (1, 2)
+        for expert in (1, 2, 3)
+        if world > 1 or expert == 1
+    ]
+    return [layout for layout in sizes if world % (layout[0] * layout[1]) == 0 and world // layout[0] % layout[2] == 0]
 
 
 def loss(_: Any, outputs: Any) -> Any:
@@ -43,14 +49,14 @@ def loss(_: Any, outputs: Any) -> Any:
     return term, {"loss": term.detach().double()}
 
 
-def micro(own: list[Row]) -> Any:
+def micro(rows: list[Row]) -> Any:
     from rlcli.model.packed import dummy, pack
 
-    return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
+    return SimpleNamespace(packed=pack(rows, CPU) if rows else dummy(CPU), empty=not rows)
 
 
 def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """By layout and kind of model: what `trained` and `moved` return."""
+    """Results of `trained` and `moved` by layout and kind of model."""
     from rlcli.config.schema import RunConfig
     from rlcli.model.parallel.parallel_dims import ParallelDims
     from rlcli.training.worker.fsdp_backend import FsdpLoader
@@ -59,34 +65,38 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
     recomputing = config.changed(model={"gradient_checkpointing": True})
     # Experts with biases have no adapters.
     adapter = replace(ADAPTER, targets="all-linear") if Path(base).name == "gpt_oss" else ADAPTER
-    found: dict[str, dict[str, Any]] = {}
-    for place, (replicate, context, expert) in enumerate(layouts(world)):
+    results: dict[str, dict[str, Any]] = {}
+    for index, (replicate, context, expert) in enumerate(layouts(world)):
         dims = ParallelDims.of(world, replicate, context, expert)
         rows = ALIKE[dims.data_rank(rank) :: dims.data_size]
-        together, apart = [micro(rows)], [micro(rows[:3]), micro(rows[3:])]  # of four ranks, some have no fourth
-        how = recomputing if place % 2 else config
+        single, split = [micro(rows)], [micro(rows[:3]), micro(rows[3:])]  # of four ranks, some have no fourth
+        case_config = recomputing if index % 2 else config
         other = ParallelDims.of(world, 1, 1, layouts(world)[-1][2] if expert == 1 else 1)
 
-        def load(dims: ParallelDims = dims, how: RunConfig = how, dtype: Any = torch.float32, **options: Any) -> Any:
+        def load(
+            dims: ParallelDims = dims, case_config: RunConfig = case_config, dtype: Any = torch.float32, **options: Any
+        ) -> Any:
             torch.manual_seed(0)
-            return FsdpLoader(how, dtype, CPU, dims)("policy", base, **options)
+            return FsdpLoader(case_config, dtype, CPU, dims)("policy", base, **options)
 
-        way, same = (
+        layout, rank_info = (
             f"{dims.replicate} × {dims.shard} × {dims.context} × {dims.expert}",
             {"data_rank": dims.data_rank(rank)},
         )
         policy, last, copy = load(), LastSent(), WeightCopy()
         copy_changes(policy, last, copy)
-        found[f"{way}, policy"] = trained(policy, together, apart) | same
+        results[f"{layout}, policy"] = trained(policy, single, split) | rank_info
         copy_changes(policy, last, copy)
-        found[f"{way}, policy"]["copied"] = (dict(copy.named()), copy.differences(last.sent())) if rank == 0 else None
-        found[f"{way}, policy"] |= moved(policy, load(other), together, folder / f"state-{place}")
+        results[f"{layout}, policy"]["copied"] = (
+            (dict(copy.named()), copy.differences(last.sent())) if rank == 0 else None
+        )
+        results[f"{layout}, policy"] |= moved(policy, load(other), single, folder / f"state-{index}")
         if expert in (world, 1):
-            found[f"{way}, adapter"] = trained(load(lora=adapter), together, apart) | same
+            results[f"{layout}, adapter"] = trained(load(lora=adapter), single, split) | rank_info
             for dtype in (torch.bfloat16, torch.float16):
-                half = load(how=recomputing, dtype=dtype)
-                found[f"{way}, {dtype}"] = {"sums": [update(half, apart)]} | same
-    return found
+                half = load(case_config=recomputing, dtype=dtype)
+                results[f"{layout}, {dtype}"] = {"sums": [update(half, split)]} | rank_info
+    return results
 
 
 def update(backend: Any, micros: list[Any]) -> dict[str, float]:
@@ -97,11 +107,11 @@ def update(backend: Any, micros: list[Any]) -> dict[str, float]:
     return sums
 
 
-def trained(backend: Any, together: list[Any], apart: list[Any]) -> dict[str, Any]:
-    """What an update of one micro-batch and two of two report; the weights after the first and the last."""
-    sums = [update(backend, together)]
+def trained(backend: Any, single: list[Any], split: list[Any]) -> dict[str, Any]:
+    """Metrics of one update with one micro-batch and two with two; the weights after the first and the last."""
+    sums = [update(backend, single)]
     first = weights_of(backend)
-    sums += [update(backend, apart) for _ in range(2)]
+    sums += [update(backend, split) for _ in range(2)]
     return {"sums": sums, "first": first, "weights": weights_of(backend)}
 
 
@@ -123,13 +133,13 @@ def weights_of(backend: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in backend.stream_weights()}
 
 
-def child(rank: int, world: int, port: int, base: str, out: str) -> None:
+def child(rank: int, world: int, port: int, base: str, output_folder: str) -> None:
     from rlcli.model.parallel import fsdp_sharding
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     fsdp_sharding.WHOLE_BYTES = 0
-    torch.save(divided(rank, world, base, Path(out)), Path(out) / f"{rank}.pt")
+    torch.save(divided(rank, world, base, Path(output_folder)), Path(output_folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -139,75 +149,75 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     params=["qwen3_moe", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in OTHERS)],
 )
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A number of processes → what each found. Run once a family."""
+    """Number of processes → results of each rank. Run once per model family."""
     root = tmp_path_factory.mktemp("experts")
     base = save_tiny(root / request.param, kind=request.param)
 
     @functools.cache
-    def found(world: int) -> list[dict[str, Any]]:
-        out = root / f"world{world}"
-        out.mkdir()
-        mp.spawn(child, (world, free_port(), str(base), str(out)), nprocs=world)
-        return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    def results_of(world: int) -> list[dict[str, Any]]:
+        output_folder = root / f"world{world}"
+        output_folder.mkdir()
+        mp.spawn(child, (world, free_port(), str(base), str(output_folder)), nprocs=world)
+        return [torch.load(output_folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
-    return found
+    return results_of
 
 
 def assert_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    """ranks: what `divided` found on each. alone: on one rank."""
-    for way, first in ranks[0].items():
-        expected = alone[f"1 × 1 × 1, {way.rpartition(', ')[2]}"]
+    """ranks: results of `divided` on each rank. alone: on one rank."""
+    for layout, first in ranks[0].items():
+        expected = alone[f"1 × 1 × 1, {layout.rpartition(', ')[2]}"]
         for number, step in enumerate(expected["sums"]):
-            sums = [rank[way]["sums"][number] for rank in ranks]
-            found = sum_by_key(first_per_data_rank(sums, [rank[way]["data_rank"] for rank in ranks]))
-            assert (found["loss"], found["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
+            sums = [rank[layout]["sums"][number] for rank in ranks]
+            summed = sum_by_key(first_per_data_rank(sums, [rank[layout]["data_rank"] for rank in ranks]))
+            assert (summed["loss"], summed["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
         for rank in ranks:
-            for name, weight in rank[way]["weights"].items():
-                assert torch.equal(weight, first["weights"][name]), (way, name)
-                off = (weight - expected["weights"][name]).norm()
-                assert off <= 1e-4 * expected["weights"][name].norm(), (way, name)
+            for name, weight in rank[layout]["weights"].items():
+                assert torch.equal(weight, first["weights"][name]), (layout, name)
+                error = (weight - expected["weights"][name]).norm()
+                assert error <= 1e-4 * expected["weights"][name].norm(), (layout, name)
 
 
 @pytest.mark.parametrize("world", [2, FOUR])
 def test_ranks_that_divide_experts_train_as_one(runs: Any, world: int) -> None:
-    assert any(way.startswith("1 × 1 × 2 × 2" if world == 2 else "2 × 1 × 2 × 2") for way in runs(world)[0])
-    alone = {f"1 × 1 × 1, {way.rpartition(', ')[2]}": one for way, one in runs(1)[0].items()}
-    assert_alike([{way: one for way, one in rank.items() if "weights" in one} for rank in runs(world)], alone)
+    assert any(layout.startswith("1 × 1 × 2 × 2" if world == 2 else "2 × 1 × 2 × 2") for layout in runs(world)[0])
+    alone = {f"1 × 1 × 1, {layout.rpartition(', ')[2]}": run for layout, run in runs(1)[0].items()}
+    assert_alike([{layout: run for layout, run in rank.items() if "weights" in run} for rank in runs(world)], alone)
 
 
 @pytest.mark.parametrize("world", [1, 2, FOUR])
 def test_what_is_saved_loads_into_another_layout(runs: Any, world: int) -> None:
-    """And trains on there as here."""
+    """The loaded state continues to train as the original does."""
     for rank in runs(world):
-        for way, one in rank.items():
-            if not way.endswith("policy"):
+        for layout, run in rank.items():
+            if not layout.endswith("policy"):
                 continue
-            assert all(torch.equal(one["loaded"][name], tensor) for name, tensor in one["weights"].items()), way
-            here, there = one["then"]
-            assert here["grad_norm"] == pytest.approx(there["grad_norm"], rel=1e-5), way
+            assert all(torch.equal(run["loaded"][name], tensor) for name, tensor in run["weights"].items()), layout
+            original, reloaded = run["then"]
+            assert original["grad_norm"] == pytest.approx(reloaded["grad_norm"], rel=1e-5), layout
 
 
 @pytest.mark.parametrize("world", [1, 2, FOUR])
 def test_changes_of_divided_experts_reach_the_engines_copy(runs: Any, world: int) -> None:
-    copied = {way: one for way, one in runs(world)[0].items() if one.get("copied")}
+    copied = {layout: run for layout, run in runs(world)[0].items() if run.get("copied")}
     assert copied
-    for way, one in copied.items():
-        tensors, differences = one["copied"]
-        assert not differences, way
-        assert all(torch.equal(tensors[name], weight) for name, weight in one["weights"].items()), way
+    for layout, run in copied.items():
+        tensors, differences = run["copied"]
+        assert not differences, layout
+        assert all(torch.equal(tensors[name], weight) for name, weight in run["weights"].items()), layout
 
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
 def test_in_16_bits_it_is_the_same_but_for_rounding(runs: Any, dtype: str) -> None:
-    """Some tokens may have another expert for it."""
-    (whole,) = runs(1)[0][f"1 × 1 × 1 × 1, {dtype}"]["sums"]
-    ways = [way for way in runs(2)[0] if way.endswith(dtype)]
-    assert {way.rpartition(" × ")[2][0] for way in ways} == {"1", "2"}
-    for way in ways:
-        ranks = [rank[way] for rank in runs(2)]
-        found = sum_by_key(
+    """Rounding may route some tokens to another expert."""
+    (expected,) = runs(1)[0][f"1 × 1 × 1 × 1, {dtype}"]["sums"]
+    layout_names = [layout for layout in runs(2)[0] if layout.endswith(dtype)]
+    assert {layout.rpartition(" × ")[2][0] for layout in layout_names} == {"1", "2"}
+    for layout in layout_names:
+        ranks = [rank[layout] for rank in runs(2)]
+        summed = sum_by_key(
             first_per_data_rank([rank["sums"][0] for rank in ranks], [rank["data_rank"] for rank in ranks])
         )
         for name in ("loss", "grad_norm"):
-            assert found[name] == pytest.approx(whole[name], rel=0.02), (way, name)
-        assert ("gradient_scale" in found) == (dtype == "torch.float16")
+            assert summed[name] == pytest.approx(expected[name], rel=0.02), (layout, name)
+        assert ("gradient_scale" in summed) == (dtype == "torch.float16")

@@ -1,6 +1,6 @@
-"""The engine `server` on two real servers of vLLM, beside vLLM in the process; and a run whose server is killed.
+"""The engine `server` on two real servers of vLLM, compared with vLLM in the process; and a run whose server is killed.
 
-The servers are driven in one spawned process, as in test_engine.py; the tests read what it found.
+The servers run in one spawned process, as in test_engine.py; the tests read its results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def spec_of(model: str, group: str, servers: int) -> Any:
     )
 
 
-def main(model: str, out: str) -> None:
+def main(model: str, output_path: str) -> None:
     """In the spawned process."""
     import torch
     import torch.distributed as dist
@@ -54,21 +54,21 @@ def main(model: str, out: str) -> None:
     from rlcli.rollout.vllm.vllm_engine import VllmEngine
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{output_path}.store", rank=0, world_size=1)
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    with ThreadPoolExecutor(1) as beside:
-        starting = beside.submit(ServerEngine, spec_of(model, f"servers-{os.getpid()}", 2))
-        here = VllmEngine(spec_of(model, f"here-{os.getpid()}", 0))
+    with ThreadPoolExecutor(1) as executor:
+        starting = executor.submit(ServerEngine, spec_of(model, f"servers-{os.getpid()}", 2))
+        local = VllmEngine(spec_of(model, f"here-{os.getpid()}", 0))
         servers = starting.result()
     try:
-        found = driven(here, servers, lm)
+        results = run_engines(local, servers, lm)
     finally:
         servers.close()
-    found["left"] = servers._own.exists()
-    Path(out).write_text(json.dumps(found))
+    results["left"] = servers._own.exists()
+    Path(output_path).write_text(json.dumps(results))
 
 
-def driven(here: Any, servers: Any, lm: Any) -> dict[str, Any]:
+def run_engines(local: Any, servers: Any, lm: Any) -> dict[str, Any]:
     import numpy as np
     import torch
 
@@ -77,25 +77,27 @@ def driven(here: Any, servers: Any, lm: Any) -> dict[str, Any]:
     prompts = [np.arange(first, first + 40, dtype=np.int32) for first in (10, 20, 30)]
     requests = [GenerationRequest(key, prompts[key % 3], seed=key, greedy=key < 6) for key in range(COUNT)]
 
-    def made(engine: Any) -> list[Any]:
-        drawn = sorted(finished(engine, requests, Sampling(1.0, LIMIT)), key=lambda one: one.key)
-        return [[one.tokens.tolist(), one.log_probs.tolist(), one.finish_reason] for one in drawn]
+    def generate(engine: Any) -> list[Any]:
+        responses = sorted(finished(engine, requests, Sampling(1.0, LIMIT)), key=lambda response: response.key)
+        return [
+            [response.tokens.tolist(), response.log_probs.tolist(), response.finish_reason] for response in responses
+        ]
 
-    found: dict[str, Any] = {"synced": [synced(engine, lm) for engine in (here, servers)]}
-    found["cached"] = [servers.cached_tokens(prompts[0]) for _ in range(2)]
-    found["here"], found["servers"] = made(here), made(servers)
+    results: dict[str, Any] = {"synced": [synced(engine, lm) for engine in (local, servers)]}
+    results["cached"] = [servers.cached_tokens(prompts[0]) for _ in range(2)]
+    results["here"], results["servers"] = generate(local), generate(servers)
     with torch.no_grad():
         for parameter in lm.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-    found["stale"] = wrong(servers, lm, prompts[0])
-    found["synced"] += [synced(engine, lm) for engine in (here, servers)]
-    found["cached after"] = servers.cached_tokens(prompts[0])  # before the probe, which fills the cache again
-    found["probe"] = wrong(servers, lm, prompts[0])
-    found["here then"], found["servers then"] = made(here), made(servers)
-    found["killed"] = killed(servers, requests)
-    found["probe of the new one"] = wrong(servers, lm, prompts[0])
-    found["broken off"], found["gone on"] = broken_off(servers, requests)
-    return found
+    results["stale"] = max_error(servers, lm, prompts[0])
+    results["synced"] += [synced(engine, lm) for engine in (local, servers)]
+    results["cached after"] = servers.cached_tokens(prompts[0])  # before the probe, which fills the cache again
+    results["probe"] = max_error(servers, lm, prompts[0])
+    results["here then"], results["servers then"] = generate(local), generate(servers)
+    results["killed"] = kill_one_server(servers, requests)
+    results["probe of the new one"] = max_error(servers, lm, prompts[0])
+    results["broken off"], results["gone on"] = abort_and_resume(servers, requests)
+    return results
 
 
 def synced(engine: Any, lm: Any) -> list[Any]:
@@ -106,7 +108,7 @@ def synced(engine: Any, lm: Any) -> list[Any]:
     return [len(sums.sent()), *engine.verify(sums.sent())]
 
 
-def wrong(engine: Any, lm: Any, prompt: Any) -> float:
+def max_error(engine: Any, lm: Any, prompt: Any) -> float:
     """Largest difference of a log-prob of the prompt from the model's own."""
     import torch
 
@@ -117,35 +119,41 @@ def wrong(engine: Any, lm: Any, prompt: Any) -> float:
     return float((expected - torch.as_tensor(engine.probe(prompt)[1])).abs().max())
 
 
-def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
+def kill_one_server(engine: Any, requests: list[Any]) -> dict[str, Any]:
     """Kill one of the two servers while both generate, and wait for its replacement."""
-    begun_on_both(engine, requests)
+    start_on_both(engine, requests)
     os.killpg(engine._fleet.members[0].process.pid, signal.SIGKILL)
-    drawn: list[Any] = []
+    responses: list[Any] = []
     while engine.unfinished:
-        drawn += engine.step()
+        responses += engine.step()
     counts = engine.counts()
     while engine._fleet.ready < 2:
         engine.step()
-    tokens = [[one.key, one.tokens.tolist()] for one in sorted(drawn, key=lambda one: one.key)]
-    return {"tokens": tokens, "counts": counts, "version": [one.version for one in engine._fleet.members]}
+    tokens = [
+        [response.key, response.tokens.tolist()] for response in sorted(responses, key=lambda response: response.key)
+    ]
+    return {"tokens": tokens, "counts": counts, "version": [member.version for member in engine._fleet.members]}
 
 
-def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Abort while both servers generate, and go on with what there is."""
+def abort_and_resume(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Abort while both servers generate, and resume the partial responses: `(partial, resumed)`, each by key."""
     from dataclasses import replace
 
     from rlcli.rollout.engine import Sampling, finished
 
-    begun_on_both(engine, requests)
-    begun = {one.key: one for one in [*engine.step(), *engine.abort()]}
-    rest = [replace(r, response_prefix=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
-    gone_on = finished(engine, rest, Sampling(1.0, LIMIT))
-    return [[key, one.tokens.tolist()] for key, one in begun.items()], [[o.key, o.tokens.tolist()] for o in gone_on]
+    start_on_both(engine, requests)
+    partial = {response.key: response for response in [*engine.step(), *engine.abort()]}
+    continuations = [
+        replace(r, response_prefix=partial[r.key].tokens) for r in requests if partial[r.key].finish_reason is None
+    ]
+    resumed = finished(engine, continuations, Sampling(1.0, LIMIT))
+    return [[key, response.tokens.tolist()] for key, response in partial.items()], [
+        [continued.key, continued.tokens.tolist()] for continued in resumed
+    ]
 
 
-def begun_on_both(engine: Any, requests: list[Any]) -> None:
-    """Have both servers generate, and see it: where this process had to wait for its core, they may have finished."""
+def start_on_both(engine: Any, requests: list[Any]) -> None:
+    """Start generation on both servers, and retry if a server finishes before both are seen generating."""
     from rlcli.rollout.engine import Sampling
 
     limit = time.monotonic() + 120
@@ -159,53 +167,53 @@ def begun_on_both(engine: Any, requests: list[Any]) -> None:
             time.sleep(0.001)
         while engine.unfinished:
             engine.step()
-        assert time.monotonic() < limit, f"not both generate: {[one.why for one in engine._fleet.members]}"
+        assert time.monotonic() < limit, f"not both generate: {[server.why for server in engine._fleet.members]}"
 
 
 @pytest.fixture(scope="module")
-def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return spawned(__file__, tiny, tmp_path_factory.mktemp("servers") / "found.json", timeout=900)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1000)
-def test_servers_draw_the_same_as_the_engine_in_the_process(found: dict[str, Any]) -> None:
+def test_servers_draw_the_same_as_the_engine_in_the_process(results: dict[str, Any]) -> None:
     """Greedy and sampled ids and log-probs, before and after a weight update."""
-    for here, servers in (("here", "servers"), ("here then", "servers then")):
-        for one, other in zip(found[here], found[servers], strict=True):
-            assert one[0] == other[0]
-            assert one[1] == pytest.approx(other[1], abs=1e-4)
-            assert one[2] == other[2]
-    assert found["here"] != found["here then"]
+    for local, servers in (("here", "servers"), ("here then", "servers then")):
+        for expected, response in zip(results[local], results[servers], strict=True):
+            assert expected[0] == response[0]
+            assert expected[1] == pytest.approx(response[1], abs=1e-4)
+            assert expected[2] == response[2]
+    assert results["here"] != results["here then"]
 
 
 @pytest.mark.long
-def test_weights_in_servers_are_compared_tensor_by_tensor(found: dict[str, Any]) -> None:
-    for sent, equal, unchecked, differences in found["synced"]:
+def test_weights_in_servers_are_compared_tensor_by_tensor(results: dict[str, Any]) -> None:
+    for sent, equal, unchecked, differences in results["synced"]:
         assert (equal, unchecked, differences) == (sent, 0, [])
-    assert found["stale"] > 0.1
-    assert found["probe"] < 1e-4
-    assert found["cached"] == [0, 32]
-    assert found["cached after"] == 0
+    assert results["stale"] > 0.1
+    assert results["probe"] < 1e-4
+    assert results["cached"] == [0, 32]
+    assert results["cached after"] == 0
 
 
 @pytest.mark.long
-def test_a_killed_server_is_replaced_with_the_current_weights(found: dict[str, Any]) -> None:
-    killed = found["killed"]
-    assert killed["tokens"] == [[key, one[0]] for key, one in enumerate(found["servers then"])]
+def test_a_killed_server_is_replaced_with_the_current_weights(results: dict[str, Any]) -> None:
+    killed = results["killed"]
+    assert killed["tokens"] == [[key, response[0]] for key, response in enumerate(results["servers then"])]
     assert (killed["counts"]["lost"], killed["counts"]["servers"]) == (1, 1)
     assert killed["counts"]["moved"] >= 1
     assert killed["version"] == [2, 2]
-    assert found["probe of the new one"] < 1e-4
-    assert not found["left"], "nothing is left in shared memory"
+    assert results["probe of the new one"] < 1e-4
+    assert not results["left"], "nothing is left in shared memory"
 
 
 @pytest.mark.long
-def test_aborted_responses_go_on_as_if_never_aborted(found: dict[str, Any]) -> None:
-    begun, gone_on = dict(found["broken off"]), dict(found["gone on"])
-    assert sorted(begun) == list(range(COUNT))
-    for key, (tokens, _, _) in enumerate(found["servers then"]):
-        assert begun[key] + gone_on.get(key, []) == tokens
+def test_aborted_responses_go_on_as_if_never_aborted(results: dict[str, Any]) -> None:
+    partial, resumed = dict(results["broken off"]), dict(results["gone on"])
+    assert sorted(partial) == list(range(COUNT))
+    for key, (tokens, _, _) in enumerate(results["servers then"]):
+        assert partial[key] + resumed.get(key, []) == tokens
 
 
 @pytest.mark.exhaustive
@@ -214,7 +222,7 @@ def test_a_run_goes_on_when_one_of_its_servers_is_killed(tmp_path: Path) -> None
     """The others here show it without a run, whose servers take minutes to start and to be replaced."""
     from commands import ENVIRONMENT
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(PROOF), "--ci", "--folder", str(tmp_path)],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
@@ -222,7 +230,9 @@ def test_a_run_goes_on_when_one_of_its_servers_is_killed(tmp_path: Path) -> None
         timeout=900,
     )
     log = tmp_path / "run.log"
-    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text()[-3000:] if log.exists() else "")
+    assert completed.returncode == 0, (
+        completed.stdout + completed.stderr + (log.read_text()[-3000:] if log.exists() else "")
+    )
 
 
 if __name__ == "__main__":

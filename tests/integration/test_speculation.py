@@ -1,6 +1,6 @@
 """`rollout.speculate` on vLLM: drafts are accepted, and neither tokens nor log-probs nor the distribution change.
 
-Both engines run in one spawned process, as in `test_engine.py`; the tests read what they gave.
+Both engines run in one spawned process, as in `test_engine.py`; the tests read their results.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from commands import spawned
 pytestmark = pytest.mark.long
 DRAWS, TOKENS, LIMIT, TEMPERATURE, TOP_P = 2000, 3, 24, 0.7, 0.9
 ENGINES: list[Any] = []
-"""Of the spawned process: vLLM destroys the process group, which the next engine needs, when one is collected."""
+"""Kept alive in the spawned process: a collected engine destroys the process group, which the next one needs."""
 
 
-def main(model: str, out: str) -> None:
-    """In the spawned process: what the engine with drafts and the one without give."""
+def main(model: str, output_path: str) -> None:
+    """In the spawned process: run the engine with drafts and without, and write their results."""
     import torch.distributed as dist
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
-    Path(out).write_text(json.dumps({str(drafts): driven(model, drafts) for drafts in (0, 5)}))
+    dist.init_process_group("gloo", init_method=f"file://{output_path}.store", rank=0, world_size=1)
+    Path(output_path).write_text(json.dumps({str(drafts): run_engine(model, drafts) for drafts in (0, 5)}))
 
 
-def prompts(vocabulary: int) -> Any:
-    """One with a period, one without, and one in which every token that may come next has come after the last one."""
+def make_prompts(vocabulary: int) -> Any:
+    """One periodic, one random, and one in which every printable token has followed the last token once."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def prompts(vocabulary: int) -> Any:
     return [np.tile(random.choice(printable, 7), 6), random.choice(printable, 40), np.array([*triples, last], np.int32)]
 
 
-def driven(model: str, drafts: int) -> dict[str, Any]:
+def run_engine(model: str, drafts: int) -> dict[str, Any]:
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -57,91 +57,97 @@ def driven(model: str, drafts: int) -> dict[str, Any]:
     engine = VllmEngine(EngineSpec(model, "float32", "cpu", weights_follow=True, speculate=drafts, **sizes, **rest))
     ENGINES.append(engine)
     engine.load_weights((name, p.detach()) for name, p in lm.named_parameters())
-    given = prompts(lm.config.vocab_size)
+    prompts = make_prompts(lm.config.vocab_size)
 
     def generate(requests: list[Any], sampling: Any) -> dict[int, Any]:
-        return {one.key: one for one in finished(engine, requests, sampling)}
+        return {response.key: response for response in finished(engine, requests, sampling)}
 
-    def expected(prompt: Any, one: Any, temperature: float) -> list[float]:
-        ids = torch.tensor(np.concatenate([prompt, one.tokens]), dtype=torch.int64)[None]
+    def expected(prompt: Any, response: Any, temperature: float) -> list[float]:
+        ids = torch.tensor(np.concatenate([prompt, response.tokens]), dtype=torch.int64)[None]
         with torch.no_grad():
             rows = (lm(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-        return [float(row[token]) for row, token in zip(rows, one.tokens, strict=True)]
+        return [float(row[token]) for row, token in zip(rows, response.tokens, strict=True)]
 
-    found: dict[str, Any] = {}
-    asked = [GenerationRequest(key, given[key % 3], 100 + key, greedy=key < 3) for key in range(24)]
+    results: dict[str, Any] = {}
+    all_requests = [GenerationRequest(key, prompts[key % 3], 100 + key, greedy=key < 3) for key in range(24)]
     for name, top_p in (("whole", 1.0), ("top_p", TOP_P)):
-        made = generate(asked, Sampling(TEMPERATURE, LIMIT, top_p))
-        found[name] = {key: one.tokens.tolist() for key, one in made.items()}
-        found[f"{name} log-probs"] = {key: one.log_probs.tolist() for key, one in made.items()}
+        responses = generate(all_requests, Sampling(TEMPERATURE, LIMIT, top_p))
+        results[name] = {key: response.tokens.tolist() for key, response in responses.items()}
+        results[f"{name} log-probs"] = {key: response.log_probs.tolist() for key, response in responses.items()}
         if top_p == 1.0:
-            found["expected"] = {
-                key: expected(given[key % 3], one, 1.0 if key < 3 else TEMPERATURE) for key, one in made.items()
+            results["expected"] = {
+                key: expected(prompts[key % 3], response, 1.0 if key < 3 else TEMPERATURE)
+                for key, response in responses.items()
             }
-            unfinished = [r for r in asked if len(made[r.key].tokens) > 9]
-            begun = [GenerationRequest(r.key, r.prompt, r.seed, r.greedy, made[r.key].tokens[:9]) for r in unfinished]
-            rest_of = generate(begun, Sampling(TEMPERATURE, LIMIT))
-            found["resumed"] = {
-                key: [*made[key].tokens[:9].tolist(), *one.tokens.tolist()] for key, one in rest_of.items()
+            unfinished = [r for r in all_requests if len(responses[r.key].tokens) > 9]
+            continuations = [
+                GenerationRequest(r.key, r.prompt, r.seed, r.greedy, responses[r.key].tokens[:9]) for r in unfinished
+            ]
+            resumed = generate(continuations, Sampling(TEMPERATURE, LIMIT))
+            results["resumed"] = {
+                key: [*responses[key].tokens[:9].tolist(), *response.tokens.tolist()]
+                for key, response in resumed.items()
             }
-    found["probe"] = engine.probe(given[1])[1].tolist()
-    before = engine.speculated()
-    many = [GenerationRequest(key, given[2], key) for key in range(DRAWS)]
-    found["second"] = [
-        int(one.tokens[1]) for one in generate(many, Sampling(1.0, TOKENS)).values() if len(one.tokens) > 1
+    results["probe"] = engine.probe(prompts[1])[1].tolist()
+    initial_counts = engine.speculated()
+    many = [GenerationRequest(key, prompts[2], key) for key in range(DRAWS)]
+    results["second"] = [
+        int(response.tokens[1])
+        for response in generate(many, Sampling(1.0, TOKENS)).values()
+        if len(response.tokens) > 1
     ]
-    found["counts"] = [before, engine.speculated()]
+    results["counts"] = [initial_counts, engine.speculated()]
     if not drafts:
-        found["second_expected"] = second(lm, given[2])
-    return found
+        results["second_expected"] = second_token_distribution(lm, prompts[2])
+    return results
 
 
-def second(lm: Any, prompt: Any) -> list[float]:
-    """The probabilities of the second token after `prompt`, whatever the first was, unless it ended the response."""
+def second_token_distribution(lm: Any, prompt: Any) -> list[float]:
+    """The marginal distribution of the second token after `prompt`, given that the first did not end the response."""
     import torch
 
     ids = torch.tensor(prompt, dtype=torch.int64)
     every = torch.arange(lm.config.vocab_size)
     with torch.no_grad():
         first = lm(ids[None]).logits[0, -1].double().softmax(-1)
-        both = torch.cat([ids.expand(len(every), -1), every[:, None]], dim=1)
-        rows = torch.cat([lm(part, logits_to_keep=1).logits[:, -1] for part in both.split(32)])
+        sequences = torch.cat([ids.expand(len(every), -1), every[:, None]], dim=1)
+        rows = torch.cat([lm(part, logits_to_keep=1).logits[:, -1] for part in sequences.split(32)])
     first[lm.config.eos_token_id] = 0.0
     return (first[:, None] * rows.double().softmax(-1)).sum(0).div(first.sum()).tolist()
 
 
 @pytest.fixture(scope="module")
-def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return spawned(__file__, tiny, tmp_path_factory.mktemp("speculation") / "found.json")
 
 
 @pytest.mark.parametrize("name", ["whole", "top_p", "resumed"])
-def test_drafts_change_no_token_greedy_or_sampled(found: dict[str, Any], name: str) -> None:
-    assert found["5"][name] == found["0"][name]
-    resumed = found["5"]["resumed"]
-    assert resumed == {key: tokens for key, tokens in found["5"]["whole"].items() if len(tokens) > 9}
+def test_drafts_change_no_token_greedy_or_sampled(results: dict[str, Any], name: str) -> None:
+    assert results["5"][name] == results["0"][name]
+    resumed = results["5"]["resumed"]
+    assert resumed == {key: tokens for key, tokens in results["5"]["whole"].items() if len(tokens) > 9}
     assert len(resumed) > 12, "most are longer than what was begun"
 
 
-def test_log_probs_are_those_of_the_target(found: dict[str, Any]) -> None:
-    for key, log_probs in found["5"]["whole log-probs"].items():
-        assert log_probs == pytest.approx(found["5"]["expected"][key], abs=1e-4)
-    for key, log_probs in found["5"]["top_p log-probs"].items():
-        assert log_probs == pytest.approx(found["0"]["top_p log-probs"][key], abs=1e-4)
+def test_log_probs_are_those_of_the_target(results: dict[str, Any]) -> None:
+    for key, log_probs in results["5"]["whole log-probs"].items():
+        assert log_probs == pytest.approx(results["5"]["expected"][key], abs=1e-4)
+    for key, log_probs in results["5"]["top_p log-probs"].items():
+        assert log_probs == pytest.approx(results["0"]["top_p log-probs"][key], abs=1e-4)
 
 
-def test_the_probe_of_a_sync_is_computed_as_without_drafts(found: dict[str, Any]) -> None:
-    assert found["5"]["probe"] == pytest.approx(found["0"]["probe"], abs=1e-5)
+def test_the_probe_of_a_sync_is_computed_as_without_drafts(results: dict[str, Any]) -> None:
+    assert results["5"]["probe"] == pytest.approx(results["0"]["probe"], abs=1e-5)
 
 
-def test_drafted_tokens_follow_the_distribution_of_the_model(found: dict[str, Any]) -> None:
-    (drafted, accepted), (drafted_then, accepted_then) = found["5"]["counts"]
+def test_drafted_tokens_follow_the_distribution_of_the_model(results: dict[str, Any]) -> None:
+    (drafted, accepted), (drafted_then, accepted_then) = results["5"]["counts"]
     assert 0 < accepted < drafted
     assert drafted_then - drafted > DRAWS / 2, "most of the second tokens were drafted"
     assert accepted_then > accepted
-    assert found["0"]["counts"] == [[0, 0], [0, 0]]
-    counts, draws = Counter(found["5"]["second"]), len(found["5"]["second"])
-    likely = [(token, draws * p) for token, p in enumerate(found["0"]["second_expected"]) if draws * p > 5]
+    assert results["0"]["counts"] == [[0, 0], [0, 0]]
+    counts, draws = Counter(results["5"]["second"]), len(results["5"]["second"])
+    likely = [(token, draws * p) for token, p in enumerate(results["0"]["second_expected"]) if draws * p > 5]
     assert len(likely) > 20
     chi_square = sum((counts[token] - expected) ** 2 / expected for token, expected in likely)
     assert abs(chi_square - len(likely)) < 5 * math.sqrt(2 * len(likely))

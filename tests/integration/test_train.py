@@ -1,5 +1,4 @@
-"""`rlcli train` and `rlcli eval` on the real stack: what a run leaves behind, and that it does not depend on its
-layout."""
+"""`rlcli train` and `rlcli eval` on the real stack: the files of a run, and equal results in all layouts."""
 
 from __future__ import annotations
 
@@ -53,19 +52,19 @@ def weights_of(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(cli: Cli, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same three steps with one worker and with two, split into micro-batches differently."""
-    made = {}
+    folders = {}
     for name, (workers, *sets) in LAYOUTS.items():
-        out = tmp_path_factory.mktemp("runs") / "run"
+        run = tmp_path_factory.mktemp("runs") / "run"
         cli(
-            *("train", "grpo", "--model", tiny, "--data", sums, "--eval-data", sums, "--out", out, "--steps", "3"),
+            *("train", "grpo", "--model", tiny, "--data", sums, "--eval-data", sums, "--out", run, "--steps", "3"),
             *SMALL,
-            *("--workers", workers, "--set", "checkpoint.every=2", *(word for one in sets for word in ("--set", one))),
-            # Random text earns no answer's reward; this one it can earn, so that there is a gradient.
+            *("--workers", workers, "--set", "checkpoint.every=2", *(word for arg in sets for word in ("--set", arg))),
+            # Random text never earns the reward of a right answer, but it can earn this one: so there is a gradient.
             *("--set", "verifier.name=test-even", "--set", "algorithm.kl_coef=0.1", "--set", "train.minibatches=2"),
             *("--json", "--profile"),
         )
-        made[name] = out
-    return made
+        folders[name] = run
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +72,10 @@ def exports(runs: dict[str, Path]) -> dict[str, Path]:
     """The last checkpoint of each run as a Hugging Face folder."""
     from rlcli.cli.main import main
 
-    made = {name: run.parent / "model" for name, run in runs.items()}
-    for name, out in made.items():
-        assert main(["export", str(runs[name]), "--out", str(out)]) == 0
-    return made
+    folders = {name: run.parent / "model" for name, run in runs.items()}
+    for name, folder in folders.items():
+        assert main(["export", str(runs[name]), "--out", str(folder)]) == 0
+    return folders
 
 
 def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: dict[str, Path]) -> None:
@@ -117,9 +116,9 @@ def test_the_start_is_told(runs: dict[str, Path]) -> None:
     for run in runs.values():
         (event,) = (event for event in events_of(run) if event["event"] == "startup")
         assert re.fullmatch(r"vLLM \S+, first model runner, with rlcli's draws", event["engine"])
-        after = event["done_after_s"]
-        assert after["ray"] < after["workers"] < after["built"] < after["synced"] < after["worker: first token"]
-        assert after["worker: process"] < after["workers"]
+        times = event["done_after_s"]
+        assert times["ray"] < times["workers"] < times["built"] < times["synced"] < times["worker: first token"]
+        assert times["worker: process"] < times["workers"]
 
 
 def test_samples_are_readable_and_all_there(runs: dict[str, Path]) -> None:
@@ -136,16 +135,16 @@ def test_what_a_step_trained_on_can_be_read_token_by_token(runs: dict[str, Path]
     import pyarrow.parquet as pq
 
     for run in runs.values():
-        room = run / "samples" / "step-000002"
+        folder = run / "samples" / "step-000002"
         saved, tokens = (
             {
                 (row["group"], row["sample"]): row
-                for path in room.glob(name)
+                for path in folder.glob(name)
                 for row in pq.ParquetFile(path).read().to_pylist()
             }
             for name in ("rank-*.parquet", "tokens-*.parquet")
         )
-        advantages = pq.read_table(room / "advantages.parquet").to_pylist()
+        advantages = pq.read_table(folder / "advantages.parquet").to_pylist()
         assert {(row["group"], row["sample"]) for row in advantages} == saved.keys()
         assert {row["saved_step"] for row in advantages} == {2}
         scores: dict[int, set[float]] = {}
@@ -155,14 +154,14 @@ def test_what_a_step_trained_on_can_be_read_token_by_token(runs: dict[str, Path]
         assert len(tokens) == sum(min(2, len(some)) for some in scores.values()) > 4
         known = {(row["group"], row["sample"]): row["advantage"] for row in advantages}
         for key, row in tokens.items():
-            drawn = row["drawn"]
-            assert (row["prompt_id"], sum(drawn)) == (saved[key]["prompt_id"], saved[key]["response_tokens"])
-            assert len(row["text"]) == len(row["ids"]) == len(drawn)
-            # What it drew has special tokens too, which a response is without.
-            asked = "".join(text for text, own in zip(row["text"], drawn, strict=True) if not own)
-            assert saved[key]["prompt"] in asked
+            sampled = row["drawn"]
+            assert (row["prompt_id"], sum(sampled)) == (saved[key]["prompt_id"], saved[key]["response_tokens"])
+            assert len(row["text"]) == len(row["ids"]) == len(sampled)
+            # The sampled tokens include special tokens, which the saved response does not.
+            prompt_text = "".join(text for text, is_sampled in zip(row["text"], sampled, strict=True) if not is_sampled)
+            assert saved[key]["prompt"] in prompt_text
             for name in ("engine_log_prob", "trainer_log_prob", "entropy", "advantage", "version"):
-                assert [value is not None for value in row[name]] == drawn
+                assert [value is not None for value in row[name]] == sampled
             assert row["engine_log_prob"][-1] == pytest.approx(row["trainer_log_prob"][-1], abs=1e-4)
             assert row["advantage"][-1] == pytest.approx(known[key], abs=1e-6)
 
@@ -184,15 +183,15 @@ def test_the_timeline_shows_where_each_step_waited(runs: dict[str, Path]) -> Non
 def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path]) -> None:
     import torch
 
-    one, two = (metrics_of(runs[name]) for name in LAYOUTS)
-    for a, b in zip(one, two, strict=True):
+    expected_steps, actual_steps = (metrics_of(runs[name]) for name in LAYOUTS)
+    for a, b in zip(expected_steps, actual_steps, strict=True):
         for name in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm", "update/kl"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), (name, a["step"])
-    left, right = (weights_of(exports[name]) for name in LAYOUTS)
-    assert left.keys() == right.keys()
-    for name, tensor in left.items():
-        torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
+    expected_weights, actual_weights = (weights_of(exports[name]) for name in LAYOUTS)
+    assert expected_weights.keys() == actual_weights.keys()
+    for name, tensor in expected_weights.items():
+        torch.testing.assert_close(tensor, actual_weights[name], rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -213,16 +212,16 @@ def test_vllm_and_transformers_agree_on_the_exports_greedy_tokens(exports: dict[
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, prompts = exports["two workers"], ["1+1=", "12+30=", "what is 7+5?"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", READ_BY_VLLM, str(folder), json.dumps(prompts)],
         env=os.environ | ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         timeout=500,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    for prompt, (tokens, log_probs) in zip(prompts, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    for prompt, (tokens, log_probs) in zip(prompts, json.loads(completed.stdout.splitlines()[-1]), strict=True):
         ids = tokenizer(prompt)["input_ids"]
         with torch.no_grad():
             rows = lm(input_ids=torch.tensor([ids + tokens])).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
@@ -237,17 +236,17 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     import psutil
     import pyarrow.parquet as pq
 
-    def words(out: str) -> list[str | Path]:
+    def words(folder: str) -> list[str | Path]:
         return [
             *("eval", "--model", runs["one worker"] / "checkpoints" / "latest", "--samples", "3", "--greedy"),
             *("--data", sums, "--data", sums / "train.parquet", "--max-tokens", "16", "--verifier", "test-even"),
             *("--set", "rollout.max_concurrent=8", "--set", "rollout.engine=transformers"),
-            *("--out", tmp_path / out, "--json"),
+            *("--out", tmp_path / folder, "--json"),
         ]
 
-    whole = json.loads(cli(*words("whole")).stdout)
-    assert (whole["prompts"], whole["samples"], whole["generated"]) == (72, 216, 288)
-    report = whole["datasets"]["sums"]
+    uninterrupted = json.loads(cli(*words("whole")).stdout)
+    assert (uninterrupted["prompts"], uninterrupted["samples"], uninterrupted["generated"]) == (72, 216, 288)
+    report = uninterrupted["datasets"]["sums"]
     assert (report["prompts"], report["samples"]) == (8, 24)
     assert set(report["pass"]) == {"pass@1", "pass@2", "pass@3"}
     assert set(report["maj"]) == {"maj@2", "maj@3"}
@@ -268,13 +267,15 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
         pq.write_table(table.slice(0, len(table) - 1), part)
     resumed = json.loads(cli(*words("killed")).stdout)
     assert 0 < resumed["generated"] < 288 - 8 * 4
-    assert resumed | {"generated": 0} == whole | {"generated": 0}
+    assert resumed | {"generated": 0} == uninterrupted | {"generated": 0}
     for name in ("sums", "sums-train"):
-        one, other = (pq.read_table(tmp_path / out / f"{name}.parquet").to_pylist() for out in ("whole", "killed"))
-        assert [(r["prompt_id"], r["sample"], r["response"], r["score"]) for r in one] == [
-            (r["prompt_id"], r["sample"], r["response"], r["score"]) for r in other
+        expected, actual = (
+            pq.read_table(tmp_path / folder / f"{name}.parquet").to_pylist() for folder in ("whole", "killed")
+        )
+        assert [(r["prompt_id"], r["sample"], r["response"], r["score"]) for r in expected] == [
+            (r["prompt_id"], r["sample"], r["response"], r["score"]) for r in actual
         ]
-        assert all(r["perplexity"] > 1 and r["min_log_prob"] <= r["mean_log_prob"] < 0 for r in one)
+        assert all(r["perplexity"] > 1 and r["min_log_prob"] <= r["mean_log_prob"] < 0 for r in expected)
     # Nothing is missing now, so no engine is started.
     assert json.loads(cli(*words("killed"), timeout=60).stdout)["generated"] == 0
 
@@ -283,24 +284,24 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
 def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    def left() -> set[Path]:
-        named = (Path("/dev/shm").glob(f"rlcli-*{what}") for what in ("cpushm*", "sockets"))
-        return {*itertools.chain(*named), *Path("/tmp").glob("-".join("?" * n for n in (8, 4, 4, 4, 12)))}
+    def shared_files() -> set[Path]:
+        matches = (Path("/dev/shm").glob(f"rlcli-*{suffix}") for suffix in ("cpushm*", "sockets"))
+        return {*itertools.chain(*matches), *Path("/tmp").glob("-".join("?" * n for n in (8, 4, 4, 4, 12)))}
 
-    out, before = tmp_path / "run", left()
+    run, initial = tmp_path / "run", shared_files()
     cli(
-        *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", "--workers", "2", *SMALL),
+        *("train", "grpo", "--model", tiny, "--data", sums, "--out", run, "--steps", "2", "--workers", "2", *SMALL),
         *("--set", "rollout.tensor_parallel=2", "--set", "verifier.name=test-even"),
-        # The first of the two says which groups both take, and when both break off.
+        # The first of the two decides which groups both generate, and when both abort.
         *("--set", "rollout.oversample=1.5", "--set", "rollout.max_concurrent=8"),
     )
-    steps = metrics_of(out)
+    steps = metrics_of(run)
     assert all(line["log_prob_check/max_abs_diff"] < 1e-4 for line in steps)
     assert steps[0]["update/grad_norm"] > 0
     # Both generate the same; the first of the two keeps the samples.
-    assert {path.name for path in (out / "samples").iterdir()} == {"step-000001", "step-000002"}
-    assert 16 <= len(pq.read_table(out / "samples" / "step-000001" / "rank-0.parquet")) <= 24
-    assert left() <= before
+    assert {path.name for path in (run / "samples").iterdir()} == {"step-000001", "step-000002"}
+    assert 16 <= len(pq.read_table(run / "samples" / "step-000001" / "rank-0.parquet")) <= 24
+    assert shared_files() <= initial
 
 
 @pytest.mark.long
