@@ -40,8 +40,8 @@ class Filler(View):
         self.noted: list[str] = []
         self._disk, self._at, self._room = disk, (step, phase), room
 
-    def phase(self, name: str) -> None:
-        super().phase(name)
+    def phase(self, name: str, began_s: float = 0.0) -> None:
+        super().phase(name, began_s)
         if (self._done, name) == self._at:
             while not [*self._disk.glob(f"run/checkpoints/*step-{self._done:06d}*/policy/.metadata")]:
                 time.sleep(0.01)

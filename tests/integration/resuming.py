@@ -53,8 +53,8 @@ class Watcher(View):
         super().__init__()
         self.ending = ending
 
-    def phase(self, name: str) -> None:
-        super().phase(name)
+    def phase(self, name: str, began_s: float = 0.0) -> None:
+        super().phase(name, began_s)
         if self.ending == "stopped" and self._done == STOP - 1 and name == "update":
             os.kill(os.getpid(), signal.SIGINT)
 
