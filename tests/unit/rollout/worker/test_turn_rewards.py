@@ -230,10 +230,10 @@ def returns_of_gae(index: int, gamma: float, lam: float) -> list[float]:
     talk, rewards = TALKS[index], token_rewards(index)
     ids = [token(index, turn, at) for turn, length in enumerate(talk.lengths) for at in range(length)]
     result, advantage, following = [0.0] * len(ids), 0.0, 0.0
-    for place in reversed(range(len(ids))):
-        value = float(values_of(ids[place]))
-        advantage = rewards[place] + gamma * following - value + gamma * lam * advantage
-        following, result[place] = value, advantage + value
+    for position in reversed(range(len(ids))):
+        value = float(values_of(ids[position]))
+        advantage = rewards[position] + gamma * following - value + gamma * lam * advantage
+        following, result[position] = value, advantage + value
     return result
 
 
