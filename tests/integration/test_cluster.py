@@ -133,7 +133,7 @@ def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup[Any]]:
 def test_a_cpu_worker_starts_with_our_heap_unless_the_user_set_another(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
-    """A heap reads what it is told when a process begins, and never again."""
+    """A heap reads its variables when a process starts, and never again."""
     import psutil
 
     for name in ("LD_PRELOAD", *malloc.JEMALLOC, *malloc.GLIBC):

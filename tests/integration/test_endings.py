@@ -17,8 +17,8 @@ SAYS = "4<|im_end|>\n<|im_start|>user\n9+9=<|im_end|>\n<|im_start|>assistant\n18
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that answers every question with 4, closes its turn, and goes on with a turn that it invents; its tokenizer's
-    end of sequence is another token, which it never says."""
+    """A model that answers every question with 4, closes its turn, and continues with a turn that it invents. It never
+    generates the end-of-sequence token of its tokenizer, which is another one."""
     import torch
     from transformers import Qwen2ForCausalLM
 

@@ -25,7 +25,7 @@ NAMES = [
     for name in recipes.names()
     if "environment.name" in recipes.load(name).values and not name.startswith("quickstart")
 ]
-"""Those of the quickstart have a test of their own."""
+"""The recipes of the quickstart have a separate test."""
 FEW = ["code-repair", "tools-calculator"]
 TRUTHS = {
     "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),

@@ -16,7 +16,7 @@ from tests.mxfp4_files import store_in_mxfp4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LARGER = 5.0
-"""What random weights are multiplied by: attention and experts would be nearly even else."""
+"""Factor on random weights; without it, attention and routing are nearly uniform."""
 
 
 def drawn(lm: Any, seed: int) -> None:

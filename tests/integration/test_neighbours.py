@@ -82,7 +82,7 @@ class Live:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """What the page calls a process."""
+    """The name of a process in the documentation."""
     line = " ".join(process.cmdline())
     kinds = {
         "gcs_server": r"/gcs_server ",
@@ -122,7 +122,7 @@ def live(
 
 
 def tried(user: int, run: Live, paths: list[Path], tokens: list[str]) -> dict[str, Any]:
-    """What a user succeeds with."""
+    """The accesses that succeed for a user."""
     sockets = [path for path in paths if path.is_socket()]
     attempt = {
         "user": user,

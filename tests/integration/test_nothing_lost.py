@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """What losing.py told of each beginning. `whole` and `run` lie in `folder` when it is done."""
+    """Scenario → what losing.py reports of it. Afterwards `folder` contains the runs `whole` and `run`."""
     if shutil.which("bwrap") is None and os.environ.get("RLCLI_REQUIRE_BWRAP") != "1":
         pytest.skip("bubblewrap, which lends a small disk, is not installed")
     disk = folder / "disk"

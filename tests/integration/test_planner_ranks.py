@@ -58,7 +58,7 @@ def measured(rank: int, port: int, path: str) -> None:
 
 
 def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float, float]]:
-    """What was done → bytes predicted and measured."""
+    """Operation → bytes predicted and measured."""
     from rlcli_planner import pass_memory
     from rlcli_planner.known_devices import Device
     from rlcli_planner.model_shape import shape_of
@@ -151,6 +151,6 @@ def test_two_ranks_take_what_is_predicted(work: str, shape: str, memory_peaks: A
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_weight_sync_takes_about_what_is_predicted(shape: str, memory_peaks: Any) -> None:
-    """How much of two buckets is there at once depends on when gloo is done: predicted is the most that can be."""
+    """How much of two buckets coexists depends on when gloo finishes: the prediction is an upper bound."""
     predicted, measured = memory_peaks[shape]["sync"]
     assert 0.6 * predicted < measured < 1.1 * predicted + 2 * SLACK

@@ -84,7 +84,7 @@ def steps(owners: Owners, count: int = 2) -> list[float]:
 
 
 def save_and_go_on(owners: Owners, writer: Any, folder: Path, rank: int) -> dict[str, Any]:
-    """What was saved, and how training went on while it was written: collectives of both threads at once."""
+    """The saved state, and the losses of training while it is written: both threads run collectives at once."""
     from rlcli.model.io.model_state import copied, rng_state, trained_state
 
     result: dict[str, Any] = {"saved": whole(owners)}
@@ -113,7 +113,7 @@ def load_and_go_on(kind: str, base: str, mesh: Any, folder: Path) -> dict[str, A
 
 
 def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
-    """What each rank is told where the disk of the second is full; after that it has room again."""
+    """The outcome that each rank gets when the disk of rank 1 is full, then when it has room again."""
     from rlcli.model.io.model_state import copied, rng_state, trained_state
     from rlcli.training.worker.state_writer import StateWriter
 
@@ -129,7 +129,7 @@ def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
 
 
 def act(rank: int, world: int, port: int, base: str, folder: Path) -> None:
-    """What each rank of each group does; what comes of it lies in `shape`-`rank`.pt."""
+    """The work of each rank of each group; its results are written to `shape`-`rank`.pt."""
     from rlcli.model.parallel.parallel_dims import ParallelDims
     from rlcli.training.worker.state_writer import StateWriter
 
@@ -163,7 +163,7 @@ def until(path: Path) -> None:
 
 
 Results = dict[tuple[str, int], dict[Any, Any]]
-"""(shape, rank) → what happened there."""
+"""(shape, rank) → results of that rank."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What an evaluation reports: its measures against plain loops, categories, lengths, greedy responses."""
+"""The report of an evaluation: its measures against plain loops, categories, lengths, greedy responses."""
 
 from __future__ import annotations
 

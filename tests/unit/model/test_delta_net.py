@@ -186,7 +186,7 @@ def test_a_pack_is_its_samples_each_alone(kind: str, rows: list[Row], checkpoint
 
 @KINDS
 def test_without_boundaries_states_would_leak(kind: str) -> None:
-    """What the tests above are to find is large enough for them."""
+    """The error that the tests above look for is large enough for them to detect."""
     lm, rows = tiny_lm(kind), ragged()
     expected, policy = alone(lm, rows), PolicyModel(lm, dtype=torch.float32, source="tiny")
     for layer in delta_net.delta_layers(lm):

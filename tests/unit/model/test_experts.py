@@ -87,7 +87,7 @@ def test_the_load_is_what_the_routers_chose(kind: str) -> None:
 
 
 def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
-    """What the routers choose by themselves, [T, layers, K]."""
+    """The routers' choices without replay, [T, layers, K]."""
     routes: list[torch.Tensor] = []
     hooks = [
         router_of(block).register_forward_hook(lambda module, args, output: routes.append(output[2]))

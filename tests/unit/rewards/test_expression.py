@@ -1,4 +1,4 @@
-"""What expressions of verifiers mean, and what is said of those that mean nothing."""
+"""The meaning of expressions of verifiers, and the messages about invalid ones."""
 
 from __future__ import annotations
 

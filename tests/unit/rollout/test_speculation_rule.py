@@ -1,4 +1,4 @@
-"""Which drafts are kept: a request gets the tokens drawn, up to the first that differs from its draft."""
+"""Acceptance of drafts: a request gets the sampled tokens, up to the first that differs from its draft."""
 
 from __future__ import annotations
 

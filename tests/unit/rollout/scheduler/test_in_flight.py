@@ -59,7 +59,7 @@ class Engine(harness.Engine):
 
 
 class Workers(harness.Workers):
-    """keep: on an update. interrupted: whether each call to do so ended what goes on."""
+    """keep: on an update. interrupted: whether each call to do so ended a generation under way."""
 
     def __init__(self, engines: Sequence[Engine], keep: bool = False) -> None:
         super().__init__(list(engines), same_bits=True)
@@ -103,7 +103,7 @@ class Run:
     waiting: int = 0
 
     def until(self, last: int, *, first: int = 1, resumed: bool = False) -> Run:
-        """The steps from `first` to `last`. resumed: after each, go on from its checkpoint with other workers."""
+        """The steps from `first` to `last`. resumed: after each, continue from its checkpoint with other workers."""
         for step in range(first, last + 1):
             self.workers.load(step)
             self.batches.append(self.source.take(step))
@@ -138,8 +138,8 @@ class Run:
 
 
 def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
-    """That no token is older than `staleness`, that each has the version that drew it, and that each response is the
-    one that was begun. Returns the dataset's rows."""
+    """Checks that no token is older than `staleness`, that each has the version that sampled it, and that each response
+    continues the one that was started. Returns the dataset's rows."""
     assert len(batch.samples) == BATCH * SAMPLES
     rows: dict[int, int] = {}
     for s in batch.samples:

@@ -525,7 +525,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
 
 
 def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
-    """Whether it is a special token of the tokenizer or not."""
+    """This holds for special and for ordinary tokens of the tokenizer."""
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
     for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):

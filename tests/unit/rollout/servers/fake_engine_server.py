@@ -18,7 +18,7 @@ VLLM_PATHS = ("/inference/v1/generate", "/collective_rpc", "/abort_requests", "/
 
 
 def drawn(tokens: list[int], seed: int, max_tokens: int) -> list[int]:
-    """What any of these servers draws: a function of the request only."""
+    """The tokens that each of these servers samples: a function of the request only."""
     return [(sum(tokens) + 7 * seed + n) % 50 for n in range(max_tokens)]
 
 

@@ -33,7 +33,7 @@ import os, random, time
 from pathlib import Path
 
 class Echo:
-    """Repeats what it hears; rewards each turn with its number."""
+    """Repeats the policy's message; rewards each turn with its number."""
     def __init__(self, turns=3):
         self.turns, self.at = turns, 0
     def reset(self, row, seed):

@@ -32,7 +32,7 @@ from rlcli.types import Outcome, Sample, Verdict
 
 
 class Talk(NamedTuple):
-    """lengths: drawn tokens of each turn. rewards: of the environment. score: the verifier's. states: before each
+    """lengths: sampled tokens of each turn. rewards: of the environment. score: the verifier's. states: before each
     turn."""
 
     lengths: Sequence[int]
@@ -167,7 +167,7 @@ def filled(name: str, rollouts: RolloutBatch, world: int, config: RunConfig) -> 
 
 
 def rewards_of(talk: Talk) -> list[float]:
-    """What the verifier gives beyond the environment's sum is the last turn's."""
+    """The score beyond the sum of the environment's rewards counts to the last turn."""
     return [*talk.rewards[:-1], talk.rewards[-1] + talk.score - sum(talk.rewards)]
 
 

@@ -1,4 +1,4 @@
-"""The long tail: groups go to engines as these have room, a round ends before all is finished, and the rest goes on."""
+"""The long tail: engines take groups as they have room, a round ends before all is finished, and the rest continues."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def source_of(
 
 
 def whole_response(row: int, sample: int, step: int) -> list[int]:
-    """What a response to a row would have been, had nobody broken it off. step: in which it was begun."""
+    """The response to a row without interruption. step: in which it started."""
     seed, tokens = sample_seed(5, "train", step, f"row:{row}", sample), list[int]()
     while len(tokens) < LIMIT and (not tokens or tokens[-1] != END):
         tokens.append(token(seed, len(tokens)))
@@ -260,7 +260,8 @@ def whole_response(row: int, sample: int, step: int) -> list[int]:
 
 
 def check(batch: RolloutBatch, step: int) -> list[int]:
-    """That each response is the one that was begun, each token with the log-prob of who drew it. Returns the rows."""
+    """Checks that each response continues the one that was started, and that each token has the log-prob of the version
+    that sampled it. Returns the rows."""
     assert len(batch.samples) == 4 * SAMPLES
     assert [(s.prompt, s.sample) for s in batch.samples] == [(p, i) for p in range(4) for i in range(SAMPLES)]
     rows: dict[int, int] = {}

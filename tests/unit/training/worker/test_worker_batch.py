@@ -1,4 +1,4 @@
-"""What a batch on one rank holds of a step, and what is worked out of it: the same however the step is dealt out."""
+"""The batch of one rank, and the values derived from it: the same however the step is distributed over ranks."""
 
 from __future__ import annotations
 

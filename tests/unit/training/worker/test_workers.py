@@ -1,4 +1,4 @@
-"""What crosses between the controller and the workers, without Ray."""
+"""Values exchanged by the controller and the workers, without Ray."""
 
 from __future__ import annotations
 
