@@ -239,7 +239,7 @@ def test_what_is_kept_stays_in_the_engine_and_is_not_computed_again() -> None:
     reusing, computed = (Workers([Engine(6)], keep) for keep in (True, False))
     for workers in (reusing, computed):
         Run(source_of(workers, 2, 5), workers).until(STEPS)
-    request_counts = [sum(len(engine.asked) for engine in workers.engines) for workers in (reusing, computed)]
+    request_counts = [sum(len(engine.requests) for engine in workers.engines) for workers in (reusing, computed)]
     assert request_counts[0] == BATCH * STEPS * SAMPLES < request_counts[1]
 
 

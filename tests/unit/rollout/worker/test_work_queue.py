@@ -102,8 +102,8 @@ class Engine:
     def __init__(self, slots: int, wait: Any = lambda: None) -> None:
         self.slots, self.wait, self.version = slots, wait, 0
         self.under_way: dict[int, tuple[GenerationRequest, list[int]]] = {}
-        self.asked: list[GenerationRequest] = []
-        self.most = 0
+        self.requests: list[GenerationRequest] = []
+        self.max_unfinished = 0
 
     @property
     def unfinished(self) -> int:
@@ -114,9 +114,9 @@ class Engine:
         self.limit = sampling.max_tokens
 
     def add(self, request: GenerationRequest) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         self.under_way[request.key] = (request, [])
-        self.most = max(self.most, self.unfinished)
+        self.max_unfinished = max(self.max_unfinished, self.unfinished)
 
     def step(self) -> list[Generation]:
         self.wait()
@@ -193,14 +193,14 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
 
     def counting() -> None:
         nonlocal request_count
-        request_count = len(fast.asked)
+        request_count = len(fast.requests)
         if request_count == 2 * 11:  # all but what the slow one was dealt, which does nothing meanwhile
             halted.set()
 
     fast.wait = counting
     reports = gather(workers, [task(i) for i in range(13)], call, slots=4)  # type: ignore[arg-type]
     assert sorted(len(report.samples) for report in reports) == [4, 22]
-    assert fast.most <= 5  # its slots, and the rest of a group
+    assert fast.max_unfinished <= 5  # its slots, and the rest of a group
 
 
 def test_where_every_run_is_to_give_the_same_bits_shares_are_fixed() -> None:
@@ -381,4 +381,4 @@ def test_a_queue_needs_no_more_responses_than_slots_at_once(engines: int) -> Non
     for step in (1, 2):
         workers.load(step)
         source.take(step)
-    assert max(engine.most for engine in workers.engines) < 6 + SAMPLES
+    assert max(engine.max_unfinished for engine in workers.engines) < 6 + SAMPLES
