@@ -79,8 +79,8 @@ class Attack:
 
     kind: how it is asked, one of KINDS. truth: its ground truth where that is special, written as {"kind": …}; S0, S1
     and so on in it are replaced by fresh secrets. deed: see above. bare: this deed succeeds where there is no sandbox.
-    allowed: the outcomes that it may have. pool: run through the scoring pool as well. again: the same program has been
-    asked in another kind before.
+    allowed: the outcomes that it may have. pool: run through the scoring pool as well. repeated: another kind
+    of question has the same program.
     """
 
     group: str
@@ -93,7 +93,7 @@ class Attack:
     allowed: frozenset[Outcome] = FAILED
     timeout_s: float = 1.0
     pool: bool = False
-    again: bool = False
+    repeated: bool = False
 
     @property
     def id(self) -> str:
@@ -130,7 +130,7 @@ class Group:
             program = source.strip("\n") + (STDIO if kind == "stdio" and "input(" not in source else "")
             label = name if len(kinds) == 1 else f"{name} ({kind})"
             self.attacks.append(
-                Attack(self.name, label, FENCED.format(program), kind=kind, again=kind != kinds[0], **fields)
+                Attack(self.name, label, FENCED.format(program), kind=kind, repeated=kind != kinds[0], **fields)
             )
 
     def text(self, name: str, completion: str, **fields: Any) -> None:

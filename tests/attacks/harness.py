@@ -247,7 +247,7 @@ class Owner:
         self.world = World()
         self.scratch = Path(tempfile.mkdtemp(prefix="rlcli-owner-"))
         (self.scratch / "tmp").mkdir()
-        self.said = self.scratch / "said"
+        self.log = self.scratch / "said"
         self.backend = backend
         self._start()
         self._peaks = [0, 0]
@@ -261,7 +261,7 @@ class Owner:
         theirs_in, ours_out = os.pipe()
         variables = {"RLCLI_SANDBOX": self.backend, "TMPDIR": str(self.scratch / "tmp"), "PYTHONPATH": str(ROOT)}
         variables |= {"RLCLI_ATTACK_SECRET": "secret-of-the-environment", "OMP_NUM_THREADS": "1"}
-        with open(self.said, "wb") as log:
+        with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.attacks.owner", str(theirs_in), str(theirs_out)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | variables, cwd=self.scratch,
@@ -273,7 +273,7 @@ class Owner:
         self._calm: set[int] = set()
         for pool in (False, True):
             first = self._asked(LEFTOVERS, INNOCENT, LOADED_S, pool)
-            assert first.get("outcome") == "ok", (first, self.said.read_text())
+            assert first.get("outcome") == "ok", (first, self.log.read_text())
         self._calm = {process.pid for process in below(self.process.pid)}
 
     def close(self) -> None:
@@ -326,9 +326,9 @@ class Owner:
             yield f"the program held {self._peaks[0] >> 20} MiB"
         if self._peaks[1] > OWNER_BYTES:
             yield f"the owner grew to {self._peaks[1] >> 20} MiB"
-        if self.said.stat().st_size:
-            yield f"the owner's output: {self.said.read_bytes()[:200]!r}"
-            os.truncate(self.said, 0)
+        if self.log.stat().st_size:
+            yield f"the owner's output: {self.log.read_bytes()[:200]!r}"
+            os.truncate(self.log, 0)
         scraps = os.listdir(self.scratch / "tmp")
         if scraps and not pool:
             yield f"left in the temporary folder: {scraps[:5]}"

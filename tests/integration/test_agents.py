@@ -46,8 +46,8 @@ def test_the_pages_agent_trains_and_one_that_crashes_is_left_out(
         assert step["outcome/environment"] == step["ended/failed"] == pytest.approx(1 / 3)
         assert step["turns/max"] == 2
         assert step["log_prob_check/max_abs_diff"] < 1e-3, "the trained log-probs are those that were drawn with"
-    left = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
-    assert [process.pid for process in left] == [os.getpid()], "a program has outlived its run"
+    remaining = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
+    assert [process.pid for process in remaining] == [os.getpid()], "a program has outlived its run"
 
 
 def test_a_program_that_asks_nothing_is_one_line(cli: Cli, tiny: Path, tmp_path: Path) -> None:

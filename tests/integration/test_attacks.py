@@ -30,10 +30,10 @@ Key = tuple[str, bool]
 
 
 def cases(pool: bool) -> Iterator[Any]:
-    chosen = [attack for attack in ATTACKS if attack.pool or not pool]
+    attacks = [attack for attack in ATTACKS if attack.pool or not pool]
     for turn, backend in enumerate(BACKENDS):
-        for number, attack in enumerate(chosen):
-            repeats = attack.again or number % 4 != 2 * turn
+        for number, attack in enumerate(attacks):
+            repeats = attack.repeated or number % 4 != 2 * turn
             yield pytest.param(
                 backend, attack, id=f"{backend}-{attack.id}", marks=[pytest.mark.exhaustive] if repeats else []
             )
@@ -56,9 +56,9 @@ class Front:
         self.campaign = held(backend)
         self.attacks: dict[Key, tuple[Attack, Future[Report]]] = {}
         for item in items:
-            given = getattr(item, "callspec", None)
-            if given and given.params.get("backend") == backend and "attack" in given.params:
-                attack, pool = given.params["attack"], "pool" in item.name.partition("[")[0]
+            callspec = getattr(item, "callspec", None)
+            if callspec and callspec.params.get("backend") == backend and "attack" in callspec.params:
+                attack, pool = callspec.params["attack"], "pool" in item.name.partition("[")[0]
                 self.attacks[attack.id, pool] = attack, self.campaign.submit(self.campaign.run, attack, pool)
 
     def report(self, attack: Attack, pool: bool = False) -> Report:
@@ -67,9 +67,9 @@ class Front:
 
 @pytest.fixture(scope="module")
 def fronts(request: pytest.FixtureRequest) -> Iterator[dict[str, Front]]:
-    made: dict[str, Front] = {}
-    yield made
-    for front in made.values():
+    by_backend: dict[str, Front] = {}
+    yield by_backend
+    for front in by_backend.values():
         front.campaign.close()
 
 

@@ -50,24 +50,24 @@ def toy() -> Any:
             return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
 
         @dispatch(send="data", shared=["all_alike"])
-        def both(self, own: str, all_alike: list[str]) -> list[str]:
-            return [own, *all_alike]
+        def both(self, shard: str, shared: list[str]) -> list[str]:
+            return [shard, *shared]
 
         @dispatch(send="scatter", collect="stream")
         def spell(self, word: str) -> Iterator[tuple[int, str]]:
             yield from ((self.rank, letter) for letter in word)
 
         @dispatch()
-        def meet(self, how: str) -> None:
+        def meet(self, ending: str) -> None:
             """Rank 0 fails; rank 1 waits for it for ever, or notices a broken connection."""
-            if self.rank == 1 and how == "dies":
+            if self.rank == 1 and ending == "dies":
                 time.sleep(0.5)
                 raise RuntimeError("Connection closed by peer")
             if self.rank == 1:
                 time.sleep(600)
-            if how == "dies":
+            if ending == "dies":
                 os._exit(1)
-            raise DataError("no row 7", "make one") if how == "user's error" else ValueError("seven is odd")
+            raise DataError("no row 7", "make one") if ending == "user's error" else ValueError("seven is odd")
 
         def close(self) -> None: ...
 
@@ -127,35 +127,37 @@ def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup[Any]]:
             workers.kill()
 
 
-@pytest.mark.parametrize("own", [{}, {"LD_PRELOAD": "", "MALLOC_TRIM_THRESHOLD_": "4096"}], ids=["jemalloc", "glibc"])
+@pytest.mark.parametrize(
+    "variables", [{}, {"LD_PRELOAD": "", "MALLOC_TRIM_THRESHOLD_": "4096"}], ids=["jemalloc", "glibc"]
+)
 def test_a_cpu_worker_starts_with_our_heap_unless_the_user_set_another(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
-    """A heap reads what it is told when a process begins, and never again."""
+    """A heap reads its variables when a process starts, and never again."""
     import psutil
 
     for name in ("LD_PRELOAD", *malloc.JEMALLOC, *malloc.GLIBC):
         monkeypatch.delenv(name, raising=False)
-    for name, value in own.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path)
         pids = workers.call(toy().pid)
         mapped = ["libjemalloc" in Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-        begun_with = [psutil.Process(pid).environ() for pid in pids]
+        environments = [psutil.Process(pid).environ() for pid in pids]
         workers.close()
-    assert mapped == [not own] * 2
-    expected = malloc.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if own else malloc.JEMALLOC
-    assert [{name: one.get(name) for name in expected} for one in begun_with] == [expected] * 2
+    assert mapped == [not variables] * 2
+    expected = malloc.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if variables else malloc.JEMALLOC
+    assert [{name: environment.get(name) for name in expected} for environment in environments] == [expected] * 2
 
 
 def test_the_machines_of_a_cluster_have_to_have_this_rlcli(cluster: str, tmp_path: Path) -> None:
     with ray_session(cluster, 2):
         check_same_code(reserve([TWO]))
-    found = importlib.util.find_spec("rlcli")
-    assert found is not None
-    assert found.origin is not None
-    shutil.copytree(Path(found.origin).parent, tmp_path / "rlcli", ignore=shutil.ignore_patterns("__pycache__"))
+    spec = importlib.util.find_spec("rlcli")
+    assert spec is not None
+    assert spec.origin is not None
+    shutil.copytree(Path(spec.origin).parent, tmp_path / "rlcli", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "rlcli" / "algorithms" / "kl.py").open("a") as changed:
         changed.write("# another version\n")
     with owned(PYTHONPATH=str(tmp_path)) as address:
@@ -194,9 +196,9 @@ def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, t
     assert not ray.is_initialized()
 
 
-def failure(group: WorkerGroup[Any], how: str) -> Any:
+def failure(group: WorkerGroup[Any], ending: str) -> Any:
     with pytest.raises((RunFailed, DataError)) as raised:
-        group.call(toy().meet, how)
+        group.call(toy().meet, ending)
     return raised.value
 
 

@@ -71,12 +71,14 @@ def state() -> Any:
 @pytest.mark.exhaustive  # runs on several nodes, signals and resumption have tests of their own
 @pytest.mark.timeout(1200)
 def test_a_slurm_job_that_is_told_to_stop_is_queued_again_and_goes_on(tiny: Path, sums: Path, state: Path) -> None:
-    out = state / "run"
-    words = ["grpo", "--model", tiny, "--data", sums, "--workers", "2", "--out", out, *SOON]
+    run_folder = state / "run"
+    words = ["grpo", "--model", tiny, "--data", sums, "--workers", "2", "--out", run_folder, *SOON]
     words += ["--set", "verifier.name=test-even", "--set", "checkpoint.every=0"]
 
     def steps() -> list[int]:
-        lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
+        lines = (
+            (run_folder / "metrics.jsonl").read_text().splitlines() if (run_folder / "metrics.jsonl").exists() else []
+        )
         return [json.loads(line)["step"] for line in lines]
 
     first = job(state, *words, "--steps", "1000")
@@ -85,20 +87,20 @@ def test_a_slurm_job_that_is_told_to_stop_is_queued_again_and_goes_on(tiny: Path
         while not [step for step in steps() if step] and time.monotonic() < until and first.poll() is None:
             time.sleep(0.2)
         os.kill(first.pid, signal.SIGTERM)  # Slurm: to the batch script alone
-        said = first.communicate(timeout=300)[0]
+        output = first.communicate(timeout=300)[0]
     finally:
         if first.poll() is None:
             os.killpg(first.pid, signal.SIGKILL)
-    assert first.returncode == 130, said
+    assert first.returncode == 130, output
     assert (state / "requeued").read_text() == "17\n"
     done = max(steps())
-    again = job(state, *words, "--steps", str(done + 1))
+    requeued = job(state, *words, "--steps", str(done + 1))
     try:
-        said = again.communicate(timeout=400)[0]
+        output = requeued.communicate(timeout=400)[0]
     finally:
-        if again.poll() is None:
-            os.killpg(again.pid, signal.SIGKILL)
-    assert again.returncode == 0, said
-    assert f"resuming from step-{done:06d}" in said
+        if requeued.poll() is None:
+            os.killpg(requeued.pid, signal.SIGKILL)
+    assert requeued.returncode == 0, output
+    assert f"resuming from step-{done:06d}" in output
     assert max(steps()) == done + 1
     assert (state / "requeued").read_text() == "17\n", "a job that has ended is not queued again"

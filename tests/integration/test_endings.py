@@ -17,8 +17,8 @@ SAYS = "4<|im_end|>\n<|im_start|>user\n9+9=<|im_end|>\n<|im_start|>assistant\n18
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that answers every question with 4, closes its turn, and goes on with a turn that it invents; its tokenizer's
-    end of sequence is another token, which it never says."""
+    """A model that answers every question with 4, closes its turn, and continues with a turn that it invents. It never
+    generates the end-of-sequence token of its tokenizer, which is another one."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -57,8 +57,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rlcli.data.prompts.parquet_schema import row, write_rows
 
     folder = tmp_path_factory.mktemp("fours")
-    asked = [[{"role": "user", "content": question}] for question in ("2+2=", "1+3=", "3+1=")]
-    rows = [row(data_source="fours", messages=messages, verifier="exact", ground_truth="4") for messages in asked]
+    conversations = [[{"role": "user", "content": question}] for question in ("2+2=", "1+3=", "3+1=")]
+    rows = [
+        row(data_source="fours", messages=messages, verifier="exact", ground_truth="4") for messages in conversations
+    ]
     for split in ("train", "test"):
         write_rows(folder / f"{split}.parquet", rows)
     return folder
@@ -73,8 +75,8 @@ def test_a_right_answer_is_not_followed_by_an_invented_turn(cli: Cli, base_model
 
 
 def test_the_plan_says_what_ends_a_response(cli: Cli, base_model: Path, data: Path) -> None:
-    more = ("--set", "rollout.stop_token_ids=5", "--set", "train.truncated=mask")
-    done = cli("train", "grpo", "--model", base_model, "--data", data, *SMALL, *more, "--dry-run", "--json")
+    ending_settings = ("--set", "rollout.stop_token_ids=5", "--set", "train.truncated=mask")
+    done = cli("train", "grpo", "--model", base_model, "--data", data, *SMALL, *ending_settings, "--dry-run", "--json")
     plan = json.loads(done.stdout)["plan"]
     assert plan["a response ends at"] == "1 '<eos>', 5 '<|assistant|>', 263 '<|im_end|>'"
     assert plan["cut-off responses"].startswith("left out of the loss")

@@ -25,7 +25,7 @@ NAMES = [
     for name in recipes.names()
     if "environment.name" in recipes.load(name).values and not name.startswith("quickstart")
 ]
-"""Those of the quickstart have a test of their own."""
+"""The recipes of the quickstart have a separate test."""
 FEW = ["code-repair", "tools-calculator"]
 TRUTHS = {
     "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),
@@ -38,8 +38,8 @@ def trained(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[str, list[dict[str, Any]]]:
     items = (item for item in request.session.items if item.path == request.path)
-    own = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    names = [name for name in NAMES if {"name": name} in own]
+    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = [name for name in NAMES if {"name": name} in parameters]
     folder = tmp_path_factory.mktemp("conversations")
     model = folder / "model"
     shutil.copytree(tiny, model)
@@ -114,5 +114,5 @@ def test_the_pages_game_trains_as_it_is_written(
     few = ("--set", "environment.eval_rows=4", "--set", "rollout.engine=transformers", "--max-tokens", "24")
     first = json.loads(cli(*words, *few, *sets).stdout)
     assert (first["prompts"], first["data"], first["generated"]) == (4, {"Guess": "guess.py:Guess"}, 8)
-    again = json.loads(cli(*words, *few, *sets).stdout)
-    assert (again["generated"], again["pass"]) == (0, first["pass"])
+    second = json.loads(cli(*words, *few, *sets).stdout)
+    assert (second["generated"], second["pass"]) == (0, first["pass"])

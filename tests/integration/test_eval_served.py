@@ -85,7 +85,7 @@ def test_a_killed_evaluation_requests_only_what_is_missing(
 ) -> None:
     import pyarrow.parquet as pq
 
-    def words(out: str) -> tuple[str | Path, ...]:
+    def words(folder: str) -> tuple[str | Path, ...]:
         return (
             *("eval", "--endpoint", endpoint, "--data", sums, "--data", sums / "train.parquet", "--samples", "4"),
             *(
@@ -95,15 +95,15 @@ def test_a_killed_evaluation_requests_only_what_is_missing(
                 "--set",
                 "rollout.max_concurrent=2",
                 "--out",
-                tmp_path / out,
+                tmp_path / folder,
                 "--json",
             ),
         )
 
-    whole = json.loads(cli(*words("whole")).stdout)
-    assert Adder.answered == whole["generated"] == RESPONSES
-    assert list(whole["datasets"]) == ["sums", "sums-train"]
-    assert whole["prompts"] == 24
+    complete = json.loads(cli(*words("whole")).stdout)
+    assert Adder.answered == complete["generated"] == RESPONSES
+    assert list(complete["datasets"]) == ["sums", "sums-train"]
+    assert complete["prompts"] == 24
     monkeypatch.setattr(Adder, "answered", 0)
     monkeypatch.setattr(Adder, "delay_s", DELAY_S)
     killed = start(*words("killed"))
@@ -114,21 +114,23 @@ def test_a_killed_evaluation_requests_only_what_is_missing(
     killed.communicate()
     monkeypatch.setattr(Adder, "delay_s", 0.0)
     time.sleep(0.2)
-    first = Adder.answered
+    answered_before_resume = Adder.answered
     resumed = json.loads(cli(*words("killed")).stdout)
-    again = Adder.answered - first
-    assert 0 < again == resumed["generated"] < RESPONSES
+    answered_after_resume = Adder.answered - answered_before_resume
+    assert 0 < answered_after_resume == resumed["generated"] < RESPONSES
     # Of what had been answered, no more is asked again than a second's worth and what was under way.
-    assert first + again - RESPONSES <= 2 * 1.5 / DELAY_S + 4
-    assert {**resumed, "generated": 0} == {**whole, "generated": 0}
+    assert answered_before_resume + answered_after_resume - RESPONSES <= 2 * 1.5 / DELAY_S + 4
+    assert {**resumed, "generated": 0} == {**complete, "generated": 0}
     columns = ["prompt_id", "sample", "response", "score", "outcome", "answer", "response_tokens"]
     for name in ("sums", "sums-train"):
-        one, other = (pq.read_table(tmp_path / out / f"{name}.parquet", columns=columns) for out in ("whole", "killed"))
-        assert one.equals(other)
+        complete_table, resumed_table = (
+            pq.read_table(tmp_path / folder / f"{name}.parquet", columns=columns) for folder in ("whole", "killed")
+        )
+        assert complete_table.equals(resumed_table)
     assert not (tmp_path / "killed" / "parts").exists()
     # All is there: nothing is asked, and with another temperature the folder is refused.
     third = json.loads(cli(*words("killed")).stdout)
-    assert (third["generated"], Adder.answered) == (0, first + again)
+    assert (third["generated"], Adder.answered) == (0, answered_before_resume + answered_after_resume)
     refused = cli(*words("killed"), "--temperature", "0.5", expect=2).stderr
     assert "temperature = 1.0, now 0.5" in refused
     assert "--force" in refused

@@ -16,7 +16,7 @@ from tests.mxfp4_files import store_in_mxfp4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LARGER = 5.0
-"""What random weights are multiplied by: attention and experts would be nearly even else."""
+"""Factor on random weights; without it, attention and routing are nearly uniform."""
 
 
 def drawn(lm: Any, seed: int) -> None:
@@ -54,14 +54,14 @@ def compared(engine: Any, lm: Any) -> dict[str, Any]:
     random = np.random.default_rng(0)
     prompts = [random.integers(6, lm.config.vocab_size, length).astype(np.int32) for length in (3, 40, 90)]
     requests = [GenerationRequest(key, prompts[key % 3], seed=key + 1) for key in range(6)]
-    made = sorted(finished(engine, requests, Sampling(1.0, 24)), key=lambda one: one.key)
+    generations = sorted(finished(engine, requests, Sampling(1.0, 24)), key=lambda generation: generation.key)
     rows = [
-        (np.concatenate([request.prompt, one.tokens]).astype(np.int64), len(request.prompt))
-        for request, one in zip(requests, made, strict=True)
+        (np.concatenate([request.prompt, generation.tokens]).astype(np.int64), len(request.prompt))
+        for request, generation in zip(requests, generations, strict=True)
     ]
     with torch.no_grad():
         trainer = PolicyModel(lm, dtype=torch.float32, source="tiny")(pack(rows, torch.device("cpu"))).log_probs
-    difference = np.abs(np.concatenate([one.log_probs for one in made]) - trainer.numpy())
+    difference = np.abs(np.concatenate([generation.log_probs for generation in generations]) - trainer.numpy())
     return {
         "tensors": verified.tensors,
         "unchecked": verified.unchecked,
@@ -72,7 +72,7 @@ def compared(engine: Any, lm: Any) -> dict[str, Any]:
     }
 
 
-def main(model: str, out: str) -> None:
+def main(model: str, result_file: str) -> None:
     """In the spawned process."""
     import torch
     import torch.distributed as dist
@@ -83,7 +83,7 @@ def main(model: str, out: str) -> None:
     from rlcli.rollout.engine import EngineSpec, engine_named
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{result_file}.store", rank=0, world_size=1)
     sizes: dict[str, Any] = {"max_length": 256, "max_concurrent": 8, "tensor_parallel": 1, "lora_rank": 0}
     sizes |= {"kv_cache_bytes": 64 << 20, "gpu_memory_utilization": 0.5, "enforce_eager": True}
     engine: Any = engine_named("vllm")(
@@ -92,11 +92,11 @@ def main(model: str, out: str) -> None:
         )
     )
     lm = read_model(AutoModelForCausalLM, model, read_config(model), dtype=torch.float32)
-    found = []
+    comparisons = []
     for seed in (1, 2, 3):
         drawn(lm, seed)
-        found.append(compared(engine, lm))
-    Path(out).write_text(json.dumps(found))
+        comparisons.append(compared(engine, lm))
+    Path(result_file).write_text(json.dumps(comparisons))
 
 
 @pytest.mark.parametrize(

@@ -85,23 +85,23 @@ def test_an_interrupted_run_ends_after_its_step_and_resumes(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     run_cell("def length(request):\n    return -len(request.completion)\n", names, -1)
-    out = tmp_path / "stopped"
+    run_folder = tmp_path / "stopped"
     settings = SHORT | {"train.steps": 1000, "cluster.workers": 1}
 
     def interrupt() -> None:
-        while not (out / "metrics.jsonl").exists():
+        while not (run_folder / "metrics.jsonl").exists():
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        rlcli.train("grpo", model=tiny, data=sums, verifier=names["length"], out=out, settings=settings)
+        rlcli.train("grpo", model=tiny, data=sums, verifier=names["length"], out=run_folder, settings=settings)
     thread.join()
-    run = rlcli.Run(out)
+    run = rlcli.Run(run_folder)
     assert run.state == "stopped"
     assert 1 <= run.step < 1000
     done = run.step
-    assert rlcli.train(resume=run, steps=done + 1).path == out
+    assert rlcli.train(resume=run, steps=done + 1).path == run_folder
     assert (run.state, run.step) == ("finished", done + 1)
     assert set(run.samples()["outcome"]) == {"wrong"}

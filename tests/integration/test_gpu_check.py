@@ -36,22 +36,22 @@ SHORT = ["environment", "trainer", "transformers", "engine", "grpo-0.5b", "plann
     "parts", [SHORT, pytest.param(list(FIGURES), marks=pytest.mark.exhaustive)], ids=["short", "full"]
 )
 def test_the_gpu_check_is_rehearsed(parts: list[str], tmp_path: Path) -> None:
-    out, back = tmp_path / "out", tmp_path / "back"
+    result_folder, back = tmp_path / "out", tmp_path / "back"
     back.mkdir()
     full = [] if parts is SHORT else ["--full"]
     done = subprocess.run(
-        [COMMAND, "--rehearse", *full, "--minutes", "45", "--out", out, "--models", tmp_path / "models"],
+        [COMMAND, "--rehearse", *full, "--minutes", "45", "--out", result_folder, "--models", tmp_path / "models"],
         env=os.environ | {"PYTHON": sys.executable, "OUT": str(back)},
         capture_output=True,
         text=True,
         timeout=2900,
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
-    written: dict[str, Any] = json.loads((out / "gpu-check.json").read_text())["parts"]
+    written: dict[str, Any] = json.loads((result_folder / "gpu-check.json").read_text())["parts"]
     assert parts == [name for name in FIGURES if written.get(name, {}).get("status") == "ok"]
     for name in parts:
-        found = {figure["name"]: figure["value"] for figure in written[name]["figures"]}
-        assert set(FIGURES[name]) <= set(found), name
+        figures = {figure["name"]: figure["value"] for figure in written[name]["figures"]}
+        assert set(FIGURES[name]) <= set(figures), name
         assert written[name]["checks"] or name == "mfu", name  # which has figures alone
         assert written[name]["leftovers"] == 0, name
     assert "nothing of a GPU" in (back / "gpu-check.md").read_text()

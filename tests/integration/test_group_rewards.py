@@ -47,8 +47,8 @@ def test_trls_reward_function_gets_whole_groups_and_its_logs_are_kept(
     for row in rows:
         repeats = int(dict(row["extra"])["repeats"])
         assert row["score"] == float(repeats == 0)
-        group = [one for one in rows if (one["step"], one["group"]) == (row["step"], row["group"])]
-        assert sum(one["response"] == row["response"] for one in group) == repeats + 1
+        group = [other for other in rows if (other["step"], other["group"]) == (row["step"], row["group"])]
+        assert sum(other["response"] == row["response"] for other in group) == repeats + 1
 
 
 @pytest.mark.long

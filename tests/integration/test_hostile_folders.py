@@ -89,16 +89,16 @@ OFTEN = "code in .metadata"
 
 
 @pytest.mark.parametrize(
-    "what",
-    [pytest.param(what, marks=pytest.mark.long if what == OFTEN else pytest.mark.exhaustive) for what in CHANGES],
+    "change",
+    [pytest.param(change, marks=pytest.mark.long if change == OFTEN else pytest.mark.exhaustive) for change in CHANGES],
 )
 def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
-    run: Path, folder: Path, what: str, tmp_path: Path
+    run: Path, folder: Path, change: str, tmp_path: Path
 ) -> None:
     checkpoint = (run / "checkpoints" / "latest").resolve()
-    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    contents = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
     marker = tmp_path / "marker"
-    edit, why = CHANGES[what]
+    edit, why = CHANGES[change]
     edit(checkpoint, marker)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"] = {name: described(checkpoint / name) for name in manifest["files"]}
@@ -106,7 +106,7 @@ def test_a_changed_checkpoint_is_not_resumed_and_runs_nothing(
     try:
         error = called(folder, "train", "--resume", run, "--steps", "3", expect=2)
     finally:
-        for path, content in before.items():
+        for path, content in contents.items():
             path.write_bytes(content)
     assert why in error
     assert len([line for line in error.splitlines() if line.startswith("error: ")]) == 1

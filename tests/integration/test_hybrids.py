@@ -23,8 +23,8 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(hybrid: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """By the number of ranks."""
-    out = tmp_path_factory.mktemp("runs")
-    return {ranks: train(hybrid, sums, out / str(ranks), ranks, ["grpo"]) for ranks in (1, 2)}
+    root = tmp_path_factory.mktemp("runs")
+    return {ranks: train(hybrid, sums, root / str(ranks), ranks, ["grpo"]) for ranks in (1, 2)}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -40,13 +40,13 @@ def test_the_engine_samples_from_what_is_trained(runs: dict[int, dict[str, Any]]
 
 
 def test_two_ranks_train_as_one(runs: dict[int, dict[str, Any]]) -> None:
-    one, two = (runs[ranks]["grpo"]["steps"][0] for ranks in (1, 2))
+    expected, actual = (runs[ranks]["grpo"]["steps"][0] for ranks in (1, 2))
     for name in ("reward/mean", "update/policy_loss", "update/grad_norm", "update/entropy"):
-        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+        assert actual[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize(
-    ("sets", "most", "unchecked"),
+    ("sets", "tolerance", "unchecked"),
     [
         pytest.param("lora.rank=4", 1e-4, 0, marks=pytest.mark.exhaustive),
         # vLLM packs the convolutions for its kernels in their place, where they cannot be compared.
@@ -54,12 +54,18 @@ def test_two_ranks_train_as_one(runs: dict[int, dict[str, Any]]) -> None:
     ],
 )
 def test_adapters_are_merged_and_bfloat16_runs(
-    hybrid: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: str, most: float, unchecked: int
+    hybrid: Path,
+    sums: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sets: str,
+    tolerance: float,
+    unchecked: int,
 ) -> None:
     monkeypatch.setenv("CATALOG_SETS", sets)
     steps = train(hybrid, sums, tmp_path / "runs", 1, ["grpo"])["grpo"]["steps"]
     assert len(steps) == 2
     for step in steps:
         assert step["sync/unchecked_tensors"] == unchecked
-        assert step["log_prob_check/max_abs_diff"] < most
+        assert step["log_prob_check/max_abs_diff"] < tolerance
         assert step["update/grad_norm"] > 0

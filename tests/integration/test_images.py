@@ -40,13 +40,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [
         row(
             data_source="noise",
-            messages=[{"role": "user", "content": "<image>" * len(own) + f"number {number}?"}],
+            messages=[{"role": "user", "content": "<image>" * len(row_images) + f"number {number}?"}],
             verifier="format",
             ground_truth="",
             extra_info={"format": ".*[a-z]{2}.*"},  # some random responses match
-            images=own,
+            images=row_images,
         )
-        for number, own in enumerate(shown)
+        for number, row_images in enumerate(shown)
     ]
     folder = tmp_path_factory.mktemp("images")
     write_rows(folder / "train.parquet", rows)
@@ -90,8 +90,8 @@ def test_tiles_are_trained_sampled_and_exported(cli: Cli, images: Path, tmp_path
 def test_the_engine_samples_from_what_is_trained_on(cli: Cli, images: Path, tmp_path: Path, kind: str) -> None:
     model, run = made(kind, tmp_path / "model"), tmp_path / "run"
     words = ("train", "grpo", "--model", model, "--data", images, "--out", run, "--workers", "2", *STEP)
-    told = cli(*words, "--steps", "2", "--set", "checkpoint.every=1")
-    assert "2 of 20 training rows left out: pictures that cannot be shown" in told.stderr + told.stdout
+    completed = cli(*words, "--steps", "2", "--set", "checkpoint.every=1")
+    assert "2 of 20 training rows left out: pictures that cannot be shown" in completed.stderr + completed.stdout
     cli("train", "--resume", run, "--steps", "3")
     steps = steps_of(run)
     assert [step["step"] for step in steps] == [1, 2, 3]
@@ -99,11 +99,11 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, images: Path, tmp_
     shown = json.loads(cli("report", run, "--out", tmp_path / "report", "--json").stdout)["pictures"]["run"]
     assert shown["shown"] == shown["of"] > 4
     samples = json.loads(cli("runs", "samples", run, "--limit", "99", "--json").stdout)
-    sizes = {(one["width"], one["height"]) for sample in samples for one in sample["images"] or ()}
+    sizes = {(image["width"], image["height"]) for sample in samples for image in sample["images"] or ()}
     assert (84, 56) in sizes <= {(84, 56), (41, 30)}
     exported = tmp_path / "exported"
     cli("export", run, "--out", exported)  # compares the log-probs with the trainer's
-    told = cli(
+    completed = cli(
         "eval",
         "--model",
         exported,
@@ -114,14 +114,14 @@ def test_the_engine_samples_from_what_is_trained_on(cli: Cli, images: Path, tmp_
         "--set",
         "rollout.max_response_tokens=8",
     )
-    assert "pass@1" in told.stdout + told.stderr
+    assert "pass@1" in completed.stdout + completed.stderr
 
 
 @pytest.mark.exhaustive  # tests/unit/model/test_frozen.py shows each part of it
 def test_a_frozen_vision_encoder_stays_and_a_resumed_run_is_the_same(cli: Cli, images: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    model, whole, halves = made("qwen3_vl", tmp_path / "model"), tmp_path / "whole", tmp_path / "halves"
+    model, uninterrupted, resumed = made("qwen3_vl", tmp_path / "model"), tmp_path / "whole", tmp_path / "halves"
     words = (
         "train",
         "grpo",
@@ -135,26 +135,26 @@ def test_a_frozen_vision_encoder_stays_and_a_resumed_run_is_the_same(cli: Cli, i
         "--set",
         "model.freeze=vision",
     )
-    told = cli(*words, "--out", whole, "--steps", "2", "--plan")
-    assert "all weights but vision (model.freeze)" in told.stderr + told.stdout
-    cli(*words, "--out", halves, "--steps", "1")
-    cli("train", "--resume", halves, "--steps", "2")
+    completed = cli(*words, "--out", uninterrupted, "--steps", "2", "--plan")
+    assert "all weights but vision (model.freeze)" in completed.stderr + completed.stdout
+    cli(*words, "--out", resumed, "--steps", "1")
+    cli("train", "--resume", resumed, "--steps", "2")
     same = ("reward/mean", "update/grad_norm", "update/policy_loss", "log_prob_check/max_abs_diff")
-    expected, found = steps_of(whole)[-1], steps_of(halves)[-1]
-    assert {name: found.get(name) for name in same} == {name: expected.get(name) for name in same}
-    for step in steps_of(whole):
+    expected, actual = steps_of(uninterrupted)[-1], steps_of(resumed)[-1]
+    assert {name: actual.get(name) for name in same} == {name: expected.get(name) for name in same}
+    for step in steps_of(uninterrupted):
         assert step["sync/unchecked_tensors"] == 0
         assert step["log_prob_check/max_abs_diff"] < 1e-4
         assert step["update/grad_norm"] > 0
     weights = []
-    for run in (whole, halves):
+    for run in (uninterrupted, resumed):
         cli("export", run, "--out", tmp_path / f"{run.name}-exported")
         weights.append(load_file(tmp_path / f"{run.name}-exported" / "model.safetensors"))
-    before = load_file(model / "model.safetensors")
-    assert before.keys() == weights[0].keys()
-    assert all(weights[0][name].equal(weights[1][name]) for name in before)
-    unmoved = {name for name in before if weights[0][name].equal(before[name])}
-    assert unmoved == {name for name in before if "visual." in name}
+    initial = load_file(model / "model.safetensors")
+    assert initial.keys() == weights[0].keys()
+    assert all(weights[0][name].equal(weights[1][name]) for name in initial)
+    unmoved = {name for name in initial if weights[0][name].equal(initial[name])}
+    assert unmoved == {name for name in initial if "visual." in name}
 
 
 @pytest.mark.exhaustive

@@ -80,15 +80,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(folder: Path, run: Path, kind: str = "qwen3_vl", environment: str = "", *sets: str) -> list[str | Path]:
-    named = environment or f"{folder}/look.py:Look"
-    given: list[str | Path] = ["train", "grpo", "--model", folder / kind, "--environment", named, "--out", run]
+    environment_name = environment or f"{folder}/look.py:Look"
+    command: list[str | Path] = [
+        "train",
+        "grpo",
+        "--model",
+        folder / kind,
+        "--environment",
+        environment_name,
+        "--out",
+        run,
+    ]
     return [
-        *given,
+        *command,
         "--verifier",
         "environment",
         "--workers",
         "2",
-        *(w for one in (*SETS, *sets) for w in ("--set", one)),
+        *(word for setting in (*SETS, *sets) for word in ("--set", setting)),
     ]
 
 
@@ -134,16 +143,18 @@ def test_what_an_environment_shows_is_seen_in_both_engines(
 
 @pytest.mark.exhaustive  # tests/unit/environments/test_environment_images.py shows each part of it
 def test_generation_ahead_with_images_resumes_as_if_it_had_not_stopped(cli: Cli, folder: Path, tmp_path: Path) -> None:
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    ahead = ("async.staleness=2", "train.deterministic=true", "checkpoint.every=1", "checkpoint.keep=9")
-    cli(*words(folder, whole, "qwen3_vl", "", *ahead), "--steps", "4")
-    shutil.copytree(whole, again)
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "again"
+    settings = ("async.staleness=2", "train.deterministic=true", "checkpoint.every=1", "checkpoint.keep=9")
+    cli(*words(folder, uninterrupted, "qwen3_vl", "", *settings), "--steps", "4")
+    shutil.copytree(uninterrupted, resumed)
     for step in (3, 4):  # as if it had been killed then
-        shutil.rmtree(again / "checkpoints" / f"step-{step:06d}")
-    cli("train", "--resume", again)
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:06d}")
+    cli("train", "--resume", resumed)
     same = ("reward/mean", "update/grad_norm", "update/policy_loss", "turns/mean")
-    expected, found = ([{name: step[name] for name in same} for step in steps_of(run)] for run in (whole, again))
-    assert found == expected
+    expected, actual = (
+        [{name: step[name] for name in same} for step in steps_of(run)] for run in (uninterrupted, resumed)
+    )
+    assert actual == expected
 
 
 @pytest.mark.exhaustive  # tests/unit/environments/test_environment_images.py shows each part of it

@@ -49,8 +49,8 @@ def test_a_run_serves_its_judge_and_its_reward_model(
         parts = ("exact", 1.0), ("judge", 0.5), ("served_reward_model", 0.1)
         assert step["reward/mean"] == pytest.approx(sum(weight * step[f"reward/part/{name}"] for name, weight in parts))
     assert {file.name for file in (tmp_path / "run" / "logs").glob("served-*")} == {"served-0-0.log", "served-1-0.log"}
-    left = [words for one in psutil.process_iter() if str(tmp_path) in " ".join(words := _words(one))]
-    assert not [words for words in left if "vllm.entrypoints.openai.api_server" in words]
+    remaining = [words for process in psutil.process_iter() if str(tmp_path) in " ".join(words := _words(process))]
+    assert not [words for words in remaining if "vllm.entrypoints.openai.api_server" in words]
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -92,8 +92,8 @@ def test_a_judge_rewards_a_run_and_what_is_no_verdict_is_left_out(
         for file in (tmp_path / "run").rglob("*"):
             assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
         alone = judge.partition(" * ")[2]
-        found = json.loads(cli("rescore", tmp_path / "run", "--verifier", alone, "--json").stdout)
-        assert found["usage"]["usage/cached"] > 0
+        report = json.loads(cli("rescore", tmp_path / "run", "--verifier", alone, "--json").stdout)
+        assert report["usage"]["usage/cached"] > 0
         monkeypatch.setenv("JUDGE_API_KEY", "sk-a-wrong-key-0123")
         refused = cli("train", "grpo", *flags, "--out", tmp_path / "other", expect=2).stderr
     last = refused.strip().splitlines()[-1]

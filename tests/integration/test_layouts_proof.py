@@ -54,7 +54,10 @@ def test_in_float32_they_differ_by_rounding_alone(proof: dict[str, Any], tmp_pat
 @pytest.mark.exhaustive  # two processes show each kind of layout; the proof itself runs all of them
 def test_four_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: Path) -> None:
     rows = proof["differences"](tmp_path, ["dense", "experts"], [4], ["idle ranks", *ALL], "float64", load=False)
-    assert {len([one for one in layouts(rows, 4) if one[0] == kind]) for kind in ("dense", "experts")} == {6, 8}
+    assert {len([layout for layout in layouts(rows, 4) if layout[0] == kind]) for kind in ("dense", "experts")} == {
+        6,
+        8,
+    }
     assert most(rows) <= 1e-10, max(rows, key=lambda row: most([row]))
 
 
@@ -68,6 +71,10 @@ def test_the_worst_tensor_counts_and_one_of_zeros_must_be_one(proof: dict[str, A
 
 
 def test_the_table_has_the_largest_difference_of_all_ranks(proof: dict[str, Any]) -> None:
-    one = {"kind": "dense", "layout": "shard 2", "feature": "plain", "loss": 1e-9, "norm": 0.0, "gradients": 2e-9}
-    rows = [one | {"weights": 3e-9}, one | {"weights": 5e-9}, one | {"weights": 0.0, "loaded": 0.0, "from": "x"}]
+    base_row = {"kind": "dense", "layout": "shard 2", "feature": "plain", "loss": 1e-9, "norm": 0.0, "gradients": 2e-9}
+    rows = [
+        base_row | {"weights": 3e-9},
+        base_row | {"weights": 5e-9},
+        base_row | {"weights": 0.0, "loaded": 0.0, "from": "x"},
+    ]
     assert proof["table"](rows, "layout")[-1] == "| dense: shard 2 | 1e-09 | 0e+00 | 2e-09 | 5e-09 | 0e+00 | 2e-09 |"

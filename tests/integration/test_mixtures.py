@@ -75,9 +75,9 @@ def test_experts_reach_the_engine_exactly(ranks: str, request: pytest.FixtureReq
 
 @pytest.mark.exhaustive  # test_experts_divided.py
 def test_two_ranks_train_as_one(one_rank: dict[str, Any], two_ranks: dict[str, Any]) -> None:
-    one, two = (run["grpo"]["steps"][0] for run in (one_rank, two_ranks))
+    expected, actual = (run["grpo"]["steps"][0] for run in (one_rank, two_ranks))
     for name in ("reward/mean", "update/policy_loss", "update/grad_norm", "update/entropy"):
-        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+        assert actual[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
 def test_experts_that_the_engine_keeps_end_the_run(one_rank: dict[str, Any]) -> None:

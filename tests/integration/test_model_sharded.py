@@ -39,8 +39,8 @@ Loss = Callable[[Any, Any, torch.Tensor], torch.Tensor]
 
 
 def policy_loss(policy: Any, batch: Any, weight: torch.Tensor) -> torch.Tensor:
-    out = policy(batch, 0.8)
-    return (weight * out.log_probs + 0.1 * out.entropy).sum()
+    output = policy(batch, 0.8)
+    return (weight * output.log_probs + 0.1 * output.entropy).sum()
 
 
 def value_loss(model: Any, batch: Any, weight: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.stream_weights()}
 
 
-def child(rank: int, world: int, port: int, base: str, out: str) -> None:
+def child(rank: int, world: int, port: int, base: str, folder_path: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.export.exported_weights import write_lora, write_model, write_value
@@ -105,19 +105,19 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     result: dict[str, Any] = {"runs": []}
-    folder = Path(out)
+    folder = Path(folder_path)
 
     def load(path: str = base, **options: Any) -> Any:
         torch.manual_seed(rank)  # ranks differ on purpose: only the first one's draws may count
         options = {"dtype": torch.float32, **options}
         return load_policy(path, device=CPU, mesh=mesh, **options)
 
-    def export(write: Callable[..., None], model: Any, to: Path, *how: Any) -> None:
+    def export(write: Callable[..., None], model: Any, to: Path, *args: Any) -> None:
         """Through the files of all ranks, as the first one reads them."""
-        found = stored(model, Path(f"{to}-checkpoint"))
+        weights = stored(model, Path(f"{to}-checkpoint"))
         if rank == 0:
             to.mkdir()
-            write(found, *how, to)
+            write(weights, *args, to)
         dist.barrier()
 
     for number, split in enumerate(SPLITS[world]):
@@ -128,8 +128,8 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
             result["loaded"] = weights_of(policy)
             result["before"] = log_probs(policy)
         # Three micro-batches on one rank must meet as many on the other.
-        most = max(len(micro) for micro in split)
-        mine = split[rank] + [[]] * (most - len(split[rank]))
+        micro_batch_count = max(len(micro) for micro in split)
+        mine = split[rank] + [[]] * (micro_batch_count - len(split[rank]))
         result["runs"].append({"steps": train(policy, mine, world), "weights": weights_of(policy)})
     result["after"] = log_probs(policy)
     result["after_no_grad"] = weights_of(policy)
@@ -170,10 +170,10 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
         torch.manual_seed(rank)
         options = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": number == 1}
         value = load_value(str(folder.parent / "reward"), **options)
-        before = values(value)
+        initial_values = values(value)
         mine = split[rank] + [[]] * (max(len(micro) for micro in split) - len(split[rank]))
         steps = train(value, mine, world, value_loss, 1e-4)
-        result["values"].append({"before": before, "steps": steps, "after": values(value)})
+        result["values"].append({"before": initial_values, "steps": steps, "after": values(value)})
     export(write_value, value, folder / "value", str(folder.parent / "reward"), base, torch.float32)
     result["saved_values"] = values(load_value(str(folder / "value"), dtype=torch.float32, device=CPU, mesh=mesh))
     half_value = load_value(base, dtype=torch.bfloat16, device=CPU, mesh=mesh, gradient_checkpointing=True)
@@ -199,14 +199,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
     base = save_tiny(root / "base")
     results = {}
     for world in (1, 2):
-        out = root / f"world{world}"
-        out.mkdir()
+        folder = root / f"world{world}"
+        folder.mkdir()
         if world == 1:
             save_tiny(root / "untied", tie_word_embeddings=False)
             save_reward_model(root / "reward")
-        mp.spawn(child, (world, free_port(), str(base), str(out)), nprocs=world)
+        mp.spawn(child, (world, free_port(), str(base), str(folder)), nprocs=world)
         results[world] = [
-            {**torch.load(out / f"{rank}.pt", weights_only=False), "folder": out, "base": base} for rank in range(world)
+            {**torch.load(folder / f"{rank}.pt", weights_only=False), "folder": folder, "base": base}
+            for rank in range(world)
         ]
     return results
 

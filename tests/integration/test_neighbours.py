@@ -64,19 +64,25 @@ class Live:
 
     def listeners(self) -> dict[tuple[str, int], str]:
         """(address, port) → which of its processes listens there."""
-        found = {}
+        kinds = {}
         for process in self.processes():
             try:
-                listens = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+                listens = [
+                    connection
+                    for connection in process.net_connections("tcp")
+                    if connection.status == psutil.CONN_LISTEN
+                ]
                 kind = kind_of(process)
-                found |= {(one.laddr.ip.removeprefix("::ffff:"), one.laddr.port): kind for one in listens}
+                kinds |= {
+                    (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port): kind for connection in listens
+                }
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return kinds
 
 
 def kind_of(process: psutil.Process) -> str:
-    """What the page calls a process."""
+    """The name of a process in the documentation."""
     line = " ".join(process.cmdline())
     kinds = {
         "gcs_server": r"/gcs_server ",
@@ -107,8 +113,8 @@ def live(
 ) -> Iterator[Live]:
     slow = tmp_path_factory.mktemp("reward") / "slow.py"
     slow.write_text(SLOW)
-    more = [word.replace("MODEL", str(tiny)) for word in request.param or ("--verifier", f"{slow}:reward")]
-    run = Live(open_folder, ["--model", tiny, "--data", sums, "--workers", "2", *SMALL, *more])
+    options = [word.replace("MODEL", str(tiny)) for word in request.param or ("--verifier", f"{slow}:reward")]
+    run = Live(open_folder, ["--model", tiny, "--data", sums, "--workers", "2", *SMALL, *options])
     yield run
     run.process.terminate()
     run.process.communicate(timeout=120)
@@ -116,26 +122,26 @@ def live(
 
 
 def tried(user: int, run: Live, paths: list[Path], tokens: list[str]) -> dict[str, Any]:
-    """What a user succeeds with."""
+    """The accesses that succeed for a user."""
     sockets = [path for path in paths if path.is_socket()]
-    asked = {
+    attempt = {
         "user": user,
         "paths": [str(path) for path in paths if path not in sockets],
         "sockets": list(map(str, sockets)),
         "ports": sorted(port for _, port in run.listeners()),
         "tokens": tokens,
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", Path(__file__).with_name("neighbour.py")],
-        input=json.dumps(asked),
+        input=json.dumps(attempt),
         capture_output=True,
         text=True,
         timeout=400,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    assert completed.returncode == 0, completed.stderr
+    successes: dict[str, Any] = json.loads(completed.stdout)
+    return successes
 
 
 @pytest.mark.parametrize("live", [PLAIN], ids=["vllm"], indirect=True)
@@ -181,13 +187,13 @@ def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> N
     indirect=True,
 )
 def test_every_port_of_a_run_is_on_loopback_and_documented(live: Live, request: pytest.FixtureRequest) -> None:
-    found = live.listeners()
-    assert {address for address, _ in found} <= {"127.0.0.1", "::1"}, found
-    assert {*found.values()} <= documented(), found
+    listeners = live.listeners()
+    assert {address for address, _ in listeners} <= {"127.0.0.1", "::1"}, listeners
+    assert {*listeners.values()} <= documented(), listeners
     expected = {"gcs_server", "raylet", "worker", "driver"}
     if "servers" in request.node.callspec.id:
         expected |= {"served model", "server of a served model"}
-    assert expected <= {*found.values()}
+    assert expected <= {*listeners.values()}
 
 
 def documented() -> set[str]:

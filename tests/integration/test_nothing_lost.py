@@ -28,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """What losing.py told of each beginning. `whole` and `run` lie in `folder` when it is done."""
+def outcomes(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Scenario → what losing.py reports of it. Afterwards `folder` contains the runs `whole` and `run`."""
     if shutil.which("bwrap") is None and os.environ.get("RLCLI_REQUIRE_BWRAP") != "1":
         pytest.skip("bubblewrap, which lends a small disk, is not installed")
     disk = folder / "disk"
@@ -49,8 +49,8 @@ def told(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return dict(zip(("whole", "full at a checkpoint", "full to the last byte", "damaged"), lines, strict=True))
 
 
-def test_a_checkpoint_that_finds_the_disk_full_costs_the_run_only_itself(told: dict[str, dict[str, Any]]) -> None:
-    full = told["full at a checkpoint"]
+def test_a_checkpoint_that_finds_the_disk_full_costs_the_run_only_itself(outcomes: dict[str, dict[str, Any]]) -> None:
+    full = outcomes["full at a checkpoint"]
     third = [note for note in full["noted"] if "the checkpoint of step 3 could not be written" in note]
     assert len(third) == 1, full
     assert "No space left on device; the previous one, step-000002, is kept" in third[0]
@@ -61,19 +61,21 @@ def test_a_checkpoint_that_finds_the_disk_full_costs_the_run_only_itself(told: d
     assert full["left"] == ["latest", "step-000001", "step-000002"]
 
 
-def test_a_disk_that_is_full_to_the_last_byte_stops_the_run_in_one_line(told: dict[str, dict[str, Any]]) -> None:
-    full = told["full to the last byte"]
+def test_a_disk_that_is_full_to_the_last_byte_stops_the_run_in_one_line(outcomes: dict[str, dict[str, Any]]) -> None:
+    full = outcomes["full to the last byte"]
     # A last line of metrics may still find room in a block that is there.
-    said = r"RunFailed: (\S*/metrics\.jsonl cannot be written|cannot write \S*/samples/\S+\.parquet): No space left on "
-    assert re.match(said, full["error"]), full
+    pattern = (
+        r"RunFailed: (\S*/metrics\.jsonl cannot be written|cannot write \S*/samples/\S+\.parquet): No space left on "
+    )
+    assert re.match(pattern, full["error"]), full
     assert "\n" not in full["error"]
     assert full["newest"] == 2
 
 
 def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(
-    told: dict[str, dict[str, Any]], folder: Path
+    outcomes: dict[str, dict[str, Any]], folder: Path
 ) -> None:
-    damaged = told["damaged"]
+    damaged = outcomes["damaged"]
     notes = [note for note in damaged["noted"] if "damaged" in note]
     assert len(notes) == 1, damaged
     assert notes[0].startswith("step-000002 is damaged: policy/")
@@ -84,7 +86,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(
 
 
 def test_a_run_folder_that_cannot_be_written_is_refused_in_one_line(
-    told: dict[str, dict[str, Any]], folder: Path
+    outcomes: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     run = folder / "whole"
     read_only = [*BWRAP, "--ro-bind", run, run]

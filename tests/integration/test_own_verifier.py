@@ -17,7 +17,7 @@ PAGE = "your_own_verifier.md"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's file, one of functions written for other tools, and a few responses."""
     (tmp_path / "last_word.py").write_text(blocks(PAGE, "python")[0])
     (tmp_path / "my_rewards.py").write_text(REWARDS)
@@ -27,35 +27,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_documented_file_and_commands_work(cli: Cli, tiny: Path, sums: Path, here: Path) -> None:
-    places = {"Qwen/Qwen2.5-0.5B-Instruct": str(tiny), "data": str(sums), "data/gsm8k": str(sums)}
-    places["data/train.parquet"] = str(sums / "train.parquet")
+def test_the_documented_file_and_commands_work(cli: Cli, tiny: Path, sums: Path, page_folder: Path) -> None:
+    replacements = {"Qwen/Qwen2.5-0.5B-Instruct": str(tiny), "data": str(sums), "data/gsm8k": str(sums)}
+    replacements["data/train.parquet"] = str(sums / "train.parquet")
     trained = 0
     for program, *words in commands(PAGE):
         assert program == "rlcli"
-        words = [places.get(word, word) for word in words]
+        words = [replacements.get(word, word) for word in words]
         if words[0] == "train":
             # The first trains; of the others the plan is enough: it has loaded the verifiers and read the options.
             words += [*SOON, "--steps", "1", *(["--dry-run"] if trained else ["--out", "run"])]
             trained += 1
         done = cli(*words)
         if words[:2] == ["verifiers", "run"] and "--output" in words:
-            scored = [json.loads(line) for line in (here / "scored.jsonl").read_text().splitlines()]
+            scored = [json.loads(line) for line in (page_folder / "scored.jsonl").read_text().splitlines()]
             assert [row["outcome"] for row in scored] == ["ok", "wrong"]
         if words[:2] == ["verifiers", "audit"]:
             assert "pass" in (done.stdout + done.stderr).lower()
     assert trained == 4
-    (step,) = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    (step,) = [json.loads(line) for line in (page_folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert step["outcome/crash"] == step["outcome/timeout"] == 0
 
     # The page's file is part of the run: edited, it is refused, or accepted and recorded.
-    file = here / "last_word.py"
+    file = page_folder / "last_word.py"
     file.write_text(file.read_text() + "# edited\n")
     further = ("train", "--resume", "run", "--steps", "2")
     assert f"{file} (verifier.name) has changed: was " in cli(*further, expect=2).stderr
     cli(*further, "--accept-changes")
-    events = [json.loads(line) for line in (here / "run" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (page_folder / "run" / "events.jsonl").read_text().splitlines()]
     (changed,) = [event for event in events if event["event"] == "inputs_changed"]
-    assert (changed["step"], [one["path"] for one in changed["files"]]) == (1, [str(file)])
-    assert len(list((here / "run" / "sources").glob("*-last_word.py"))) == 2
-    assert len((here / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (changed["step"], [entry["path"] for entry in changed["files"]]) == (1, [str(file)])
+    assert len(list((page_folder / "run" / "sources").glob("*-last_word.py"))) == 2
+    assert len((page_folder / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -67,12 +67,12 @@ def pool(workers: int, engine: int = 1, key: str = "cluster.workers") -> Pool:
     return Pool(workers, "cuda", 1, workers_key=key, engine_size=engine)
 
 
-def nodes_of(places: Any) -> list[str]:
+def nodes_of(reservation: Any) -> list[str]:
     """By rank, the machine."""
     from ray.util.placement_group import placement_group_table
 
-    nodes = placement_group_table(places.group)["bundles_to_node_id"]
-    return [nodes[bundle] for bundle in places.bundles]
+    nodes = placement_group_table(reservation.group)["bundles_to_node_id"]
+    return [nodes[bundle] for bundle in reservation.bundles]
 
 
 def engines_on_one_machine(nodes: list[str], engine: int) -> bool:
@@ -101,17 +101,17 @@ def test_ranks_are_contiguous_by_machine_and_engines_do_not_cross(cluster: Any, 
     from ray.util import remove_placement_group
 
     with ray_session(cluster.address, 1):
-        held = reserve(pools)
-        for one, places in zip(pools, held, strict=True):
-            nodes = nodes_of(places)
-            assert len(nodes) == one.workers
+        reservations = reserve(pools)
+        for requested, reservation in zip(pools, reservations, strict=True):
+            nodes = nodes_of(reservation)
+            assert len(nodes) == requested.workers
             assert contiguous(nodes)
-            if one.engine_size == 16:
+            if requested.engine_size == 16:
                 assert [len(set(nodes[first : first + 16])) for first in (0, 16)] == [2, 2]
             else:
-                assert engines_on_one_machine(nodes, one.engine_size)
-        for places in held:
-            remove_placement_group(places.group)
+                assert engines_on_one_machine(nodes, requested.engine_size)
+        for reservation in reservations:
+            remove_placement_group(reservation.group)
 
 
 def test_actors_have_a_gpu_each_and_the_drivers_variables(
@@ -124,10 +124,10 @@ def test_actors_have_a_gpu_each_and_the_drivers_variables(
         engines = pool(4, 2)
         worker = empty()
         group = start_group(worker, engines, tmp_path, reservation=reserve([engines])[0])
-        found = group.call(worker.where)
-        assert [rank for rank, _, _ in found] == [0, 1, 2, 3]
-        assert engines_on_one_machine([node for _, node, _ in found], 2)
-        assert len({(node, *gpu) for _, node, gpu in found}) == 4
+        locations = group.call(worker.where)
+        assert [rank for rank, _, _ in locations] == [0, 1, 2, 3]
+        assert engines_on_one_machine([node for _, node, _ in locations], 2)
+        assert len({(node, *gpu) for _, node, gpu in locations}) == 4
         for environment in group.call(worker.environment):
             assert environment["NCCL_SOCKET_IFNAME"] == "eth7"
             assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
@@ -139,13 +139,13 @@ def test_a_machine_that_joins_late_is_waited_for(cluster: Any) -> None:
     from ray.util import remove_placement_group
 
     with ray_session(cluster.address, 1), ThreadPoolExecutor(1) as waiting:
-        places = waiting.submit(reserve, [pool(40, 8)], wait_s=60.0)
+        pending = waiting.submit(reserve, [pool(40, 8)], wait_s=60.0)
         with pytest.raises(TimeoutError):
-            places.result(timeout=1.0)
+            pending.result(timeout=1.0)
         joined = cluster.add_node(num_cpus=32, num_gpus=8, object_store_memory=80 << 20)
         try:
-            assert len(set(nodes_of(places.result(timeout=60.0)[0]))) == 5
-            remove_placement_group(places.result()[0].group)
+            assert len(set(nodes_of(pending.result(timeout=60.0)[0]))) == 5
+            remove_placement_group(pending.result()[0].group)
         finally:
             cluster.remove_node(joined)
 

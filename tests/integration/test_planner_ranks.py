@@ -42,23 +42,23 @@ def highest(work: Callable[[], object]) -> int:
     return resident("VmHWM")
 
 
-def measured(rank: int, port: int, out: str) -> None:
+def measured(rank: int, port: int, path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     tiny = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     measured_model(tiny, samples=1)  # what first use brings along is no part of any other
-    found = {}
+    peaks = {}
     for name, (shape, samples) in SHAPES.items():
         gc.collect()
-        found[name] = measured_model(shape, samples)
+        peaks[name] = measured_model(shape, samples)
     if rank == 0:
-        torch.save(found, out)
+        torch.save(peaks, path)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float, float]]:
-    """What was done → bytes predicted and measured."""
+    """Operation → bytes predicted and measured."""
     from rlcli_planner import pass_memory
     from rlcli_planner.known_devices import Device
     from rlcli_planner.model_shape import shape_of
@@ -129,28 +129,28 @@ def run_config(samples: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[float, float]]]:
-    out = tmp_path_factory.mktemp("peaks") / "found.pt"
+def memory_peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[float, float]]]:
+    path = tmp_path_factory.mktemp("peaks") / "found.pt"
     with socket.socket() as reserved, pytest.MonkeyPatch.context() as environment:
         # Every tensor of any size goes back to the system when it is freed: no heap keeps it.
         environment.setenv("MALLOC_MMAP_THRESHOLD_", str(256 << 10))
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
         reserved.close()
-        mp.spawn(measured, (port, str(out)), nprocs=RANKS)
-    peaks: dict[str, dict[str, tuple[float, float]]] = torch.load(out)
+        mp.spawn(measured, (port, str(path)), nprocs=RANKS)
+    peaks: dict[str, dict[str, tuple[float, float]]] = torch.load(path)
     return peaks
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("work", ["infer", "learn"])
-def test_two_ranks_take_what_is_predicted(work: str, shape: str, found: Any) -> None:
-    predicted, measured = found[shape][work]
+def test_two_ranks_take_what_is_predicted(work: str, shape: str, memory_peaks: Any) -> None:
+    predicted, measured = memory_peaks[shape][work]
     assert predicted == pytest.approx(measured, rel=0.06, abs=SLACK)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_weight_sync_takes_about_what_is_predicted(shape: str, found: Any) -> None:
-    """How much of two buckets is there at once depends on when gloo is done: predicted is the most that can be."""
-    predicted, measured = found[shape]["sync"]
+def test_a_weight_sync_takes_about_what_is_predicted(shape: str, memory_peaks: Any) -> None:
+    """How much of two buckets coexists depends on when gloo finishes: the prediction is an upper bound."""
+    predicted, measured = memory_peaks[shape]["sync"]
     assert 0.6 * predicted < measured < 1.1 * predicted + 2 * SLACK

@@ -23,12 +23,12 @@ def test_prompts_that_a_model_solves_sometimes_are_kept(cli: Cli, tiny: Path, su
     counts = report["counts"]
     assert counts["rows"] == 8 == sum(report["histogram"].values())
     assert counts["kept"] == sum(report["histogram"][f"{passed}/4"] for passed in (1, 2, 3)) > 0
-    kept = read_prompts(tmp_path / "kept", "test")
-    assert len(kept) == counts["kept"]
-    before = {prompt.extra_info["index"]: prompt for prompt in read_prompts(sums, "test")}
-    for prompt in kept:
+    selected = read_prompts(tmp_path / "kept", "test")
+    assert len(selected) == counts["kept"]
+    originals = {prompt.extra_info["index"]: prompt for prompt in read_prompts(sums, "test")}
+    for prompt in selected:
         assert prompt.extra_info["pass_rate"] in (0.25, 0.5, 0.75)
-        assert prompt.messages == before[prompt.extra_info["index"]].messages
+        assert prompt.messages == originals[prompt.extra_info["index"]].messages
         assert prompt.verifier == "gsm8k"  # what the row says of itself stays
     shown = json.loads(cli("prep", "show", tmp_path / "kept" / "test.parquet", "--json").stdout)
     (record,) = shown["provenance"]["filters"]

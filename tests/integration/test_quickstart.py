@@ -19,9 +19,9 @@ def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--cache", tmp_path / "cache", "--json")
     done = cli(*words, "--out", tmp_path / "first", "--steps", "20", timeout=600)
     first = json.loads(done.stdout)
-    before, after = (first["evaluations"][step]["pass"]["pass@1"] for step in ("0", "20"))
-    assert after["mean"] - before["mean"] > POINTS
-    assert before["high"] < after["low"]
+    initial, final = (first["evaluations"][step]["pass"]["pass@1"] for step in ("0", "20"))
+    assert final["mean"] - initial["mean"] > POINTS
+    assert initial["high"] < final["low"]
     assert first["rewards"][-1] > first["rewards"][0]
     assert not first["warm_start_cached"]
     (warm,) = (tmp_path / "cache").glob("warm-start-*")
@@ -39,15 +39,15 @@ def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, t
     # It calls the calculator now and then, so sampling finds what the greedy model does not do.
     assert steps[0]["eval/pass@1"] < 0.4
     assert 0.1 < steps[1]["reward/mean"] < 0.6
-    before, after = shown.index("before: reward"), shown.index("after 2 steps: reward")
-    assert "*" in shown[before:after], "a product is asked for"
-    assert before < after < shown.index("pass@1 (greedy)") < shown.index("rlcli env try calculator")
+    initial_index, final_index = shown.index("before: reward"), shown.index("after 2 steps: reward")
+    assert "*" in shown[initial_index:final_index], "a product is asked for"
+    assert initial_index < final_index < shown.index("pass@1 (greedy)") < shown.index("rlcli env try calculator")
 
 
 @pytest.mark.exhaustive  # scripts/proofs/quickstart_tasks.py, three seeds
 def test_shapes_are_counted_after_looking(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--task", "shapes", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--json")
     result = json.loads(cli(*words, "--steps", "20", timeout=600).stdout)
-    before, after = (result["evaluations"][step]["pass"]["pass@1"]["mean"] for step in ("0", "20"))
-    assert before < 0.5
-    assert after > 0.85
+    initial, final = (result["evaluations"][step]["pass"]["pass@1"]["mean"] for step in ("0", "20"))
+    assert initial < 0.5
+    assert final > 0.85

@@ -34,10 +34,10 @@ def actor(tmp_path: Path) -> Iterator[Any]:
     (tmp_path / "own.py").write_text(OWN)
 
     class Owner:
-        def __init__(self, own: str) -> None:
+        def __init__(self, verifier_file: str) -> None:
             from rlcli.rewards.processes.scoring_pool import ScoringPool
 
-            self.verifier = f"{own}:judge + gsm8k"
+            self.verifier = f"{verifier_file}:judge + gsm8k"
             self.pool = ScoringPool(1, 0.5, [self.verifier])
 
         def pid(self) -> int:
@@ -57,7 +57,7 @@ def test_verifiers_score_in_killable_processes_of_an_actor(actor: Any) -> None:
     verdicts = ray.get(actor.verify.remote(requests), timeout=120)
     assert [verdict.score for verdict in verdicts] == [2.0, 0.0, 1.0, 2.0]
     assert [verdict.outcome for verdict in verdicts] == [Outcome.OK, Outcome.WRONG, Outcome.OK, Outcome.OK]
-    (first, tokens), (last, _) = (map(int, str(verdicts[place].answer).split()) for place in (0, -1))
+    (first, tokens), (last, _) = (map(int, str(verdicts[index].answer).split()) for index in (0, -1))
     owner = ray.get(actor.pid.remote())
     assert len({first, last, owner}) == 3
     assert tokens == 3

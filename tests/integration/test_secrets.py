@@ -47,8 +47,8 @@ def verify(request):
 def test_no_secret_reaches_a_folder_an_output_or_a_command_line(tiny: Path, sums: Path, tmp_path: Path) -> None:
     (tmp_path / "algorithm.py").write_text(LEAKS.format(function=""))
     (tmp_path / "verifier.py").write_text(LEAKS.format(function=VERIFY))
-    out = tmp_path / "run"
-    words = ["--debug", "train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", *SOON]
+    run_folder = tmp_path / "run"
+    words = ["--debug", "train", "grpo", "--model", tiny, "--data", sums, "--out", run_folder, "--steps", "2", *SOON]
     words += ["--verifier", f"{tmp_path}/verifier.py:verify", "--set", f"algorithm.code={tmp_path}/algorithm.py"]
     words += ["--set", 'tracking.trackers=["wandb","mlflow"]', "--workers", "1"]
     process = subprocess.Popen(
@@ -59,18 +59,18 @@ def test_no_secret_reaches_a_folder_an_output_or_a_command_line(tiny: Path, sums
         text=True,
     )
     with process, watching() as lines:
-        said = process.communicate(timeout=500)[0]
-    assert process.returncode == 0, said
+        output = process.communicate(timeout=500)[0]
+    assert process.returncode == 0, output
     assert any("rlcli.runs.tracking.tracker_main" in line for line in lines)
     assert any("rlcli.rewards.service.scoring_service" in line for line in lines)
     assert len(lines) > 8, "Ray's processes, the workers, what verifies and the trackers"
     assert not [line for line in lines if any(secret in line for secret in SECRETS)]
-    assert not [secret for secret in SECRETS if secret in said]
-    written = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert not [secret for secret in SECRETS if secret in output]
+    written = {str(path.relative_to(run_folder)): path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
     assert not [(name, secret) for name, content in written.items() for secret in SECRETS if secret.encode() in content]
     logs = b"".join(content for name, content in written.items() if name.startswith("logs/"))
-    for how in (b"printed", b"logged", b"raised"):
-        assert b"mine.py " + how in written["logs/rank-0.log"], "of algorithm.code"
+    for channel in (b"printed", b"logged", b"raised"):
+        assert b"mine.py " + channel in written["logs/rank-0.log"], "of algorithm.code"
     assert b"mine.py printed" in b"".join(content for name, content in written.items() if "verifiers-" in name)
     assert b"verify printed" in logs
     assert b"***" in logs
@@ -83,9 +83,9 @@ def watching() -> Iterator[set[str]]:
 
     def watch() -> None:
         while not ended.wait(0.5):
-            for one in psutil.Process().children(recursive=True):
+            for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    lines.add(" ".join(one.cmdline()))
+                    lines.add(" ".join(process.cmdline()))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -136,12 +136,12 @@ def test_each_hanging_rank_is_named_and_waiting_ranks_are_not(ray_here: None, tm
         group.kill()
     error = raised.value
     assert error.retry
-    said = [part.strip() for part in error.message.split(";")]
-    assert "worker 1 makes no progress in hang for 5 s: sleep_in_python (" in said[0]
-    assert " < hang (" in said[0]
-    assert "worker 2 makes no progress in hang for 5 s: loop_in_c (" in said[1]
-    assert said[2].startswith("worker 3 makes no progress in hang for 5 s: it does not answer (stopped,")
-    assert said[-1] == "worker 0 waits for it"
+    messages = [part.strip() for part in error.message.split(";")]
+    assert "worker 1 makes no progress in hang for 5 s: sleep_in_python (" in messages[0]
+    assert " < hang (" in messages[0]
+    assert "worker 2 makes no progress in hang for 5 s: loop_in_c (" in messages[1]
+    assert messages[2].startswith("worker 3 makes no progress in hang for 5 s: it does not answer (stopped,")
+    assert messages[-1] == "worker 0 waits for it"
     assert "all_reduce" in (tmp_path / "rank-0.stack").read_text()
     assert str(tmp_path / "rank-3.log") in error.hint
     assert not psutil.wait_procs(processes, timeout=20)[1], "a process that was stopped outlives its group"
@@ -151,8 +151,8 @@ def test_out_of_memory_has_a_hint_and_a_killed_rank_may_be_retried(ray_here: Non
     worker = failing()
     group = start_group(worker, Pool(2, "cpu", 1), tmp_path)
     try:
-        for kind, said in (("CUDA", "Tried to allocate 2.00 GiB"), ("CPU", "allocate memory"), ("Python", "Memory")):
-            with pytest.raises(RunFailed, match=rf"worker 1 ran out of memory in update: .*{said}") as raised:
+        for kind, message in (("CUDA", "Tried to allocate 2.00 GiB"), ("CPU", "allocate memory"), ("Python", "Memory")):
+            with pytest.raises(RunFailed, match=rf"worker 1 ran out of memory in update: .*{message}") as raised:
                 group.call(worker.update, kind)
             assert not raised.value.retry
             assert "train.tokens_per_microbatch" in raised.value.hint

@@ -38,17 +38,17 @@ class Learning:
         from rlcli.model.io.loading import load_policy, load_value
         from rlcli.model.optim import build_optimizer
 
-        place = {"dtype": torch.float32, "device": CPU, "mesh": mesh}
+        options = {"dtype": torch.float32, "device": CPU, "mesh": mesh}
         self.value, self.rank, self.world = value, mesh.get_rank(), mesh.size()
-        self.model = load_value(base, **place) if value else load_policy(base, lora=lora, **place)
+        self.model = load_value(base, **options) if value else load_policy(base, lora=lora, **options)
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
 
     def step(self) -> float:
         from rlcli.model.packed import pack
 
         rows = ROWS[self.rank :: self.world]
-        out = self.model(pack(rows, CPU))
-        loss = (out.values - 1).square().sum() if self.value else out.log_probs.sum()
+        output = self.model(pack(rows, CPU))
+        loss = (output.values - 1).square().sum() if self.value else output.log_probs.sum()
         loss = loss / sum(len(tokens) - prompt for tokens, prompt in ROWS)
         (loss * self.world).backward()
         self.optimizer.step()
@@ -84,7 +84,7 @@ def steps(owners: Owners, count: int = 2) -> list[float]:
 
 
 def save_and_go_on(owners: Owners, writer: Any, folder: Path, rank: int) -> dict[str, Any]:
-    """What was saved, and how training went on while it was written: collectives of both threads at once."""
+    """The saved state, and the losses of training while it is written: both threads run collectives at once."""
     from rlcli.model.io.model_state import copied, rng_state, trained_state
 
     result: dict[str, Any] = {"saved": whole(owners)}
@@ -104,40 +104,40 @@ def load_and_go_on(kind: str, base: str, mesh: Any, folder: Path) -> dict[str, A
     owners = build(kind, base, mesh)
     steps(owners, 1)
     load_state(trained(owners), folder)
-    own = load_own(folder, mesh.get_rank())
-    result: dict[str, Any] = {"loaded": whole(owners), "known": own is not None}
-    if own:
-        set_rng_state(own)
+    rank_state = load_own(folder, mesh.get_rank())
+    result: dict[str, Any] = {"loaded": whole(owners), "known": rank_state is not None}
+    if rank_state:
+        set_rng_state(rank_state)
         result["drawn"] = torch.rand(3)
     return result | {"losses": steps(owners), "after": whole(owners)}
 
 
 def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
-    """What each rank is told where the disk of the second is full; after that it has room again."""
+    """The outcome that each rank gets when the disk of rank 1 is full, then when it has room again."""
     from rlcli.model.io.model_state import copied, rng_state, trained_state
     from rlcli.training.worker.state_writer import StateWriter
 
-    writer, told = StateWriter(), []
+    writer, outcomes = StateWriter(), []
     for name, size in (("full", 20_000), ("room", resource.RLIM_INFINITY)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size if rank else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         writer.start(copied(trained_state(trained(owners))), rng_state(), folder / name)
         try:
-            told.append(f"{len(writer.files(wait=True) or {})} files")
+            outcomes.append(f"{len(writer.files(wait=True) or {})} files")
         except RunFailed as error:
-            told.append(str(error))
-    return told
+            outcomes.append(str(error))
+    return outcomes
 
 
 def act(rank: int, world: int, port: int, base: str, folder: Path) -> None:
-    """What each rank of each group does; what comes of it lies in `shape`-`rank`.pt."""
+    """The work of each rank of each group; its results are written to `shape`-`rank`.pt."""
     from rlcli.model.parallel.parallel_dims import ParallelDims
     from rlcli.training.worker.state_writer import StateWriter
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     writer = StateWriter()
-    own = {shape: copies for shape, (ranks, copies) in SHAPES.items() if ranks == world}
-    meshes = {shape: ParallelDims.of(world, copies).mesh("cpu") for shape, copies in own.items()}
-    results: dict[str, dict[Any, Any]] = {shape: {} for shape in own}
+    shapes = {shape: copies for shape, (ranks, copies) in SHAPES.items() if ranks == world}
+    meshes = {shape: ParallelDims.of(world, copies).mesh("cpu") for shape, copies in shapes.items()}
+    results: dict[str, dict[Any, Any]] = {shape: {} for shape in shapes}
     for shape, mesh in meshes.items():
         for kind in KINDS:
             owners = build(kind, base, mesh)
@@ -163,13 +163,13 @@ def until(path: Path) -> None:
 
 
 Results = dict[tuple[str, int], dict[Any, Any]]
-"""(shape, rank) → what happened there."""
+"""(shape, rank) → results of that rank."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    out = tmp_path_factory.mktemp("state")
-    base = str(save_tiny(out / "base", vocab_size=VOCABULARY))
+    root = tmp_path_factory.mktemp("state")
+    base = str(save_tiny(root / "base", vocab_size=VOCABULARY))
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
@@ -178,12 +178,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     mp.get_context("forkserver").set_forkserver_preload(
         ["rlcli.model.io.loading", "rlcli.model.io.model_state", __name__]
     )
-    pair = mp.start_processes(act, (2, ports[1], base, out), nprocs=2, join=False, start_method="forkserver")
-    act(0, 1, ports[0], base, out)
+    pair = mp.start_processes(act, (2, ports[1], base, root), nprocs=2, join=False, start_method="forkserver")
+    act(0, 1, ports[0], base, root)
     while not pair.join():
         pass
     return {
-        (shape, rank): torch.load(out / f"{shape}-{rank}.pt", weights_only=False)
+        (shape, rank): torch.load(root / f"{shape}-{rank}.pt", weights_only=False)
         for shape, (ranks, _) in SHAPES.items()
         for rank in range(ranks)
     }
@@ -212,8 +212,8 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(results: Results, ki
         else:
             assert loaded["losses"] == pytest.approx(saved["losses"], rel=1e-6)
             weights = [name for name in saved["after"] if name.split(".")[1] == "model"]
-            apart = sum((loaded["after"][name] - saved["after"][name]).square().sum() for name in weights)
-            assert apart.sqrt() <= 1e-6 * sum(saved["after"][name].square().sum() for name in weights).sqrt()
+            difference = sum((loaded["after"][name] - saved["after"][name]).square().sum() for name in weights)
+            assert difference.sqrt() <= 1e-6 * sum(saved["after"][name].square().sum() for name in weights).sqrt()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,9 +30,9 @@ def test_a_served_teacher_teaches_as_one_in_the_worker(cli: Cli, tiny: Path, sum
         cli(*words, "--set", f"teacher.path={server.url}", "--out", tmp_path / "there")
     finally:
         server.close()
-    here, there = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
-    assert len(here) == len(there) == STEPS
-    for one, other in zip(here, there, strict=True):
+    local_steps, served_steps = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
+    assert len(local_steps) == len(served_steps) == STEPS
+    for local, served in zip(local_steps, served_steps, strict=True):
         for name in ("update/teacher_kl", "update/teacher_agreement", "update/policy_loss", "update/grad_norm"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
-    assert here[0]["update/teacher_kl"] > 1e-3
+            assert served[name] == pytest.approx(local[name], rel=1e-3, abs=1e-5), name
+    assert local_steps[0]["update/teacher_kl"] > 1e-3

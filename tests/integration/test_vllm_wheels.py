@@ -50,8 +50,8 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest, wheel: Path, models: list[str]) -> dict[str, Any]:
-    """Kind of run → what this vLLM makes of it on this GPU."""
+def outcomes(request: pytest.FixtureRequest, wheel: Path, models: list[str]) -> dict[str, Any]:
+    """Kind of run → the configuration that this vLLM resolves for it on this GPU, or why it refuses or fails."""
     capability: str = request.param
     inherited = ("VLLM_", "TORCH_COMPILE_")  # without compilation vLLM captures no graphs
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
@@ -78,7 +78,7 @@ def found(request: pytest.FixtureRequest, wheel: Path, models: list[str]) -> dic
 
 
 every = pytest.mark.parametrize(
-    ("wheel", "found"),
+    ("wheel", "outcomes"),
     [(version, capability) for version in WHEELS for capability in GPUS],
     indirect=True,
     ids=[f"{version} {name.split()[1]}" for version in WHEELS for name in GPUS.values()],
@@ -86,29 +86,29 @@ every = pytest.mark.parametrize(
 
 
 @every
-def test_what_the_engine_passes_is_accepted(found: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    version = found.pop("version")
-    assert found.pop("platform") == "NvmlCudaPlatform", "the stubs are those of a GPU"
-    capability = request.node.callspec.params["found"]
+def test_what_the_engine_passes_is_accepted(outcomes: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    version = outcomes.pop("version")
+    assert outcomes.pop("platform") == "NvmlCudaPlatform", "the stubs are those of a GPU"
+    capability = request.node.callspec.params["outcomes"]
     old = version.startswith("0.24")
-    assert {kind: made["failed"] for kind, made in found.items() if "failed" in made} == {}
-    refused = {kind for kind, made in found.items() if "refused" in made}
+    assert {kind: outcome["failed"] for kind, outcome in outcomes.items() if "failed" in outcome} == {}
+    refused = {kind for kind, outcome in outcomes.items() if "refused" in outcome}
     assert refused == ({"drafts"} if old else set())
-    made = {kind: facts for kind, facts in found.items() if kind not in refused}
-    assert {kind for kind, facts in made.items() if facts["fused all-reduce"]} == set()
-    by_default = {kind for kind, facts in made.items() if facts["fused by default"]}
+    accepted = {kind: facts for kind, facts in outcomes.items() if kind not in refused}
+    assert {kind for kind, facts in accepted.items() if facts["fused all-reduce"]} == set()
+    by_default = {kind for kind, facts in accepted.items() if facts["fused by default"]}
     assert by_default == ({"tensor parallel"} if capability != "8.0" else set()), "so it has to be turned off"
-    assert {kind for kind, facts in made.items() if facts["experts"] != "triton"} == {"fp8", "experts in fp8"}
-    assert {kind for kind, facts in made.items() if facts["quantization"]} == {"fp8", "experts in fp8"}
-    assert {kind for kind, facts in made.items() if not facts["graphs"]} == {"eager", "experts in fp8"}
-    assert {kind for kind, facts in made.items() if not facts["sleeps"]} == {"awake"}
-    assert {kind for kind, facts in made.items() if not facts["async"]} == {"exact steps", "drafts"} - refused
-    assert {kind for kind, facts in made.items() if facts["routes"]} == {"routes"}
-    assert {kind for kind, facts in made.items() if facts["drafts"]} == {"drafts"} - refused
-    wide = {kind for kind, facts in made.items() if "float32" in facts["head"]}
+    assert {kind for kind, facts in accepted.items() if facts["experts"] != "triton"} == {"fp8", "experts in fp8"}
+    assert {kind for kind, facts in accepted.items() if facts["quantization"]} == {"fp8", "experts in fp8"}
+    assert {kind for kind, facts in accepted.items() if not facts["graphs"]} == {"eager", "experts in fp8"}
+    assert {kind for kind, facts in accepted.items() if not facts["sleeps"]} == {"awake"}
+    assert {kind for kind, facts in accepted.items() if not facts["async"]} == {"exact steps", "drafts"} - refused
+    assert {kind for kind, facts in accepted.items() if facts["routes"]} == {"routes"}
+    assert {kind for kind, facts in accepted.items() if facts["drafts"]} == {"drafts"} - refused
+    wide = {kind for kind, facts in accepted.items() if "float32" in facts["head"]}
     assert wide == ({"float32"} if old else {"float32", "float head"}), "the engine refuses the former"
-    assert {facts["tokens"] for facts in made.values()} == {8192}
-    first = {kind for kind, facts in made.items() if not facts["second runner"]}
+    assert {facts["tokens"] for facts in accepted.values()} == {8192}
+    first = {kind for kind, facts in accepted.items() if not facts["second runner"]}
     if old:
         assert {"plain", "experts", "vision"} <= first, "Qwen2, Qwen3-MoE and Qwen2.5-VL are not among its own"
     else:

@@ -21,10 +21,10 @@ SETS = "model.dtype=bfloat16 train.lr=1e-6 rollout.workers=1 async.staleness=1 r
 @pytest.fixture(scope="module")
 def runs(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By what went wrong in it, each run; the last harm ends the workers."""
-    out = tmp_path_factory.mktemp("copies") / "runs"
+    root = tmp_path_factory.mktemp("copies") / "runs"
     names = ("grpo", "grpo:bit", "grpo:cut off")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("catalog.py")), tiny, sums, out, "1", *names],
+        [sys.executable, str(Path(__file__).with_name("catalog.py")), tiny, sums, root, "1", *names],
         env=os.environ | ENVIRONMENT | {"CATALOG_SETS": SETS},
         capture_output=True,
         text=True,

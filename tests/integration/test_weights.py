@@ -43,9 +43,9 @@ def runs(request: Any, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPath
     recipe = ADAPTED[0] if layout == "adapter" else "grpo"
     names = [recipe, *(f"{recipe}:{harm}" for harm in HARMS[layout])]
     workers = "2" if layout == "sliced" else "1"
-    out = tmp_path_factory.mktemp("weights") / layout
+    root = tmp_path_factory.mktemp("weights") / layout
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("catalog.py")), tiny, sums, out, workers, *names],
+        [sys.executable, str(Path(__file__).with_name("catalog.py")), tiny, sums, root, workers, *names],
         env=os.environ | ENVIRONMENT | {"CATALOG_SETS": SETS[layout]},
         capture_output=True,
         text=True,

@@ -41,8 +41,8 @@ def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert first > 0.02, "the warm start succeeds sometimes"
     assert last > first + 0.2
     evaluations = evaluations_of(tmp_path / "runs" / "roman")
-    before, after = (evaluations[step]["pass"]["pass@1"]["mean"] for step in (0, len(rewards)))
-    assert after > before
+    initial, final = (evaluations[step]["pass"]["pass@1"]["mean"] for step in (0, len(rewards)))
+    assert final > initial
     assert re.fullmatch(r"[CXLVI]+", printed[-1].splitlines()[-1]), "the export answers"
     assert "next:" in printed[0]
     assert (tmp_path / "my-roman-model" / "config.json").is_file()

@@ -31,7 +31,7 @@ def first_box(request: VerifyRequest) -> Verdict:
 
 
 def credulous(request: VerifyRequest) -> Verdict:
-    """Whatever is said is right."""
+    """Accepts every response."""
     return _judged(True, request.completion[-20:])
 
 

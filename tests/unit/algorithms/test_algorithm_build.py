@@ -1,4 +1,4 @@
-"""Which parts an algorithm may be made of, what it then asks of the trainer, and how it is refused."""
+"""Building an algorithm: valid combinations of parts, their requirements on the trainer, and refusals."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_a_loss_of_pairs_needs_pairs() -> None:
 
 
 def test_a_loss_of_pairs_needs_an_advantage_whose_sign_tells_the_better() -> None:
-    """One that gives both the same sign, or one of them none, would prefer the wrong response or compare nothing."""
+    """An advantage with the same sign for both, or zero for one, would prefer the wrong response or compare nothing."""
     fits = {"grpo", "dr_grpo", "rloo", "gpg", "maxrl", "opo", "win_rate"}
     for name in fits:
         assert build(loss="dpo", select="pairs", advantage=name)

@@ -63,7 +63,7 @@ def rows_of(lengths: list[int], seed: int, zeros: float = 0.2) -> list[Row]:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What a minibatch holds, whoever forwards which part of it."""
+    """Totals of a minibatch, however it is split into forward passes."""
 
     denominators: Denominators
     right_tokens: int
@@ -206,7 +206,7 @@ corrections = st.sampled_from(correction.names())
 
 
 def fits(loss: str, name: str) -> bool:
-    """Whether the loss goes with the correction: pairs must not be taken apart."""
+    """True if the loss is compatible with the correction: rejection must not split pairs."""
     return loss != "dpo" or name not in REJECTING
 
 

@@ -163,8 +163,9 @@ def test_bounds_are_those_of_trainer_over_engine(name: str) -> None:
 
 
 def verl_mask(mode: str, response: Response, lower: float, upper: float) -> list[bool]:
-    """What verl 0.9.1 keeps for `rollout_rs: mode` and `rollout_rs_threshold: lower_upper`, by its documentation: the
-    k1 of a token is −log(π / μ), held against log lower and log upper; or its sum or mean over the response."""
+    """The tokens that verl 0.9.1 keeps for `rollout_rs: mode` and `rollout_rs_threshold: lower_upper`, by its
+    documentation: the k1 of a token is −log(π / μ), and it, its sum or its mean over the response must lie between
+    log lower and log upper."""
     k1 = [-clamp(new - engine) for new, engine in response]
     judged = {"token_k1": k1, "seq_sum_k1": [math.fsum(k1)] * len(k1)}
     judged["seq_mean_k1"] = [math.fsum(k1) / max(len(k1), 1)] * len(k1)

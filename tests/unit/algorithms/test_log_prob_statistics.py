@@ -78,7 +78,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
-    """What fails after these steps. trainer: of the trainer alone."""
+    """The statistics that fail after these steps. trainer: moments of the trainer alone."""
     moments = Moments.of(joined([]))
     for table in tables:
         moments = moments.scaled(0.8) + Moments.of(table)

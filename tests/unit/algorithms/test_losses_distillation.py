@@ -28,7 +28,7 @@ responses = st.lists(st.lists(st.tuples(logits, logits), max_size=4), max_size=5
 
 
 def packed(responses: list[Response], k: int = K) -> dict[str, Tensor]:
-    """What the losses take of these responses laid end to end; the policy's logits carry the gradient."""
+    """Inputs of the losses for the concatenated responses; the policy's logits require gradients."""
     tokens = [token for response in responses for token in response]
     shape = (len(tokens), VOCABULARY)
     policy = torch.tensor([ours for ours, _ in tokens], dtype=torch.float64).view(shape).requires_grad_()

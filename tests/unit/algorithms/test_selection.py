@@ -1,4 +1,4 @@
-"""Which samples train, and which groups are kept."""
+"""Selection of the samples to train on and of the groups to keep."""
 
 from __future__ import annotations
 

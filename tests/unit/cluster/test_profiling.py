@@ -51,7 +51,7 @@ class Rank(CalledByName):
 
 
 class OtherRank(Rank):
-    """One that writes nothing."""
+    """A rank that writes no profile."""
 
     def start_profile(self) -> None: ...
 

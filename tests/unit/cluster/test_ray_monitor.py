@@ -39,11 +39,11 @@ class Lost(list[tuple[str, str]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = threading.Event()
+        self.called = threading.Event()
 
     def __call__(self, who: str, message: str) -> NoReturn:
         self.append((who, message))
-        self.told.set()
+        self.called.set()
         raise SystemExit
 
 
@@ -82,7 +82,7 @@ def test_daemons_that_end_after_the_watch_are_nobodys_business() -> None:
     watch.close()
     daemon.kill()
     daemon.wait()
-    assert not lost.told.wait(0.2)
+    assert not lost.called.wait(0.2)
 
 
 def test_a_daemon_that_is_gone_before_the_watch_is_told() -> None:
@@ -108,9 +108,9 @@ def test_a_head_that_stays_away_is_lost() -> None:
     lost, server = Lost(), listening()
     address = "{}:{}".format(*server.getsockname())
     HeadMonitor(address, lost)
-    assert not lost.told.wait(0.7)
+    assert not lost.called.wait(0.7)
     server.close()
-    assert lost.told.wait(5)
+    assert lost.called.wait(5)
     ((who, message),) = lost
     assert who == "the Ray head"
     assert message.startswith(f"the Ray head at {address} has not answered for ")
@@ -125,7 +125,7 @@ def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
     server.close()
     time.sleep(0.2)
     with listening(port):
-        assert not lost.told.wait(1.0)
+        assert not lost.called.wait(1.0)
         watch.close()
 
 

@@ -1,4 +1,4 @@
-"""Which prompts are drawn: by their posteriors, deterministically, and never a retired or resting one without need."""
+"""Prompt sampling: by posteriors, deterministic, and never a retired or resting prompt without need."""
 
 from __future__ import annotations
 

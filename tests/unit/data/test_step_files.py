@@ -1,4 +1,4 @@
-"""What stands beside a step's samples, and the row of a sample itself."""
+"""The files beside a step's samples, and the row of a sample."""
 
 from __future__ import annotations
 

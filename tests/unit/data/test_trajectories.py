@@ -45,7 +45,7 @@ def log_probs(*numbers: float) -> np.ndarray:
 
 
 def conversation() -> Trajectory:
-    """Two drawn tokens, two of a tool, and one drawn with newer weights."""
+    """Two sampled tokens, two of a tool, and one sampled with newer weights."""
     trajectory = Trajectory.single(ids(1, 2, 3), ids(10, 11), log_probs(-0.5, -1.0), version=4, stop_reason=None)
     return trajectory.extended("environment", ids(7, 8)).extended("policy", ids(12), log_probs(-2.0), 6, "stop")
 

@@ -27,7 +27,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
+def enter_page_folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
     """Changes to a copy of that folder with the files that a page shows, and returns it."""
 
     def change(page: Path) -> Path:

@@ -44,8 +44,10 @@ def test_every_block_has_a_language(page: Path) -> None:
 @pytest.mark.long
 @pages_with("python")
 @pytest.mark.usefixtures("forget_algorithms")
-def test_the_code_of_a_page_runs(page: Path, here: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = here(page)
+def test_the_code_of_a_page_runs(
+    page: Path, enter_page_folder: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = enter_page_folder(page)
     monkeypatch.syspath_prepend(folder)
     names: dict[str, Any] = {"run": folder / "runs" / "gsm8k"}
     known = {*names}

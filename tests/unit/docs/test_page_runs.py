@@ -27,8 +27,8 @@ DRY_RUNS = ("bigger_model.md", "debug.md", "porting.md")
     ],
 )
 @pytest.mark.usefixtures("forget_algorithms")
-def test_the_commands_of_a_page_run(page: Path, here: Callable[[Path], Path], judge: str) -> None:
-    here(page)
+def test_the_commands_of_a_page_run(page: Path, enter_page_folder: Callable[[Path], Path], judge: str) -> None:
+    enter_page_folder(page)
     for command in RUN:
         if command.page == page:
             assert failure(as_run(command.words[1:], judge)) == "", command
@@ -49,6 +49,6 @@ def test_every_command_that_is_not_run_is_on_a_page() -> None:
         ("verifiers run my_rewards.py:nothing --input rows.jsonl", "nothing"),
     ],
 )
-def test_a_command_that_fails_is_found(line: str, why: str, here: Callable[[Path], Path]) -> None:
-    here(RUN[0].page)
+def test_a_command_that_fails_is_found(line: str, why: str, enter_page_folder: Callable[[Path], Path]) -> None:
+    enter_page_folder(RUN[0].page)
     assert why in failure(as_run(line.split(), ""))

@@ -21,7 +21,7 @@ NAMES = [
     for name in recipes.names()
     if "environment.name" in recipes.load(name).values and not name.startswith("quickstart")
 ]
-"""Those of the quickstart have a tokenizer and a test of their own."""
+"""The recipes of the quickstart have a separate tokenizer and test."""
 TRUTHS = {
     "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),
     "code-repair": json.dumps({"kind": "asserts", "asserts": ["assert twice(2) == 4"]}),

@@ -1,4 +1,4 @@
-"""What a policy tries instead of solving its task, in the built-in environments: none of it is rewarded."""
+"""Reward hacking in the built-in environments: nothing that a policy tries instead of solving its task is rewarded."""
 
 from __future__ import annotations
 

@@ -252,16 +252,16 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("named", [(), ("ANTHROPIC_API_KEY", "SOMETHING_ELSE")])
+@pytest.mark.parametrize("allowed", [(), ("ANTHROPIC_API_KEY", "SOMETHING_ELSE")])
 def test_an_agent_inherits_what_it_needs_and_what_is_named(
-    engine: TaughtEngine, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+    engine: TaughtEngine, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: tuple[str, ...]
 ) -> None:
     for name, value in (SECRETS | {"LC_TIME": "C", "SSL_CERT_FILE": "/ca.pem", "NO_PROXY": "intranet"}).items():
         monkeypatch.setenv(name, value)
-    run(engine, agent, "variables", variables=named, file=str(tmp_path / "variables"))
+    run(engine, agent, "variables", variables=allowed, file=str(tmp_path / "variables"))
     variables = json.loads((tmp_path / "variables").read_text())
     assert {name: variables.get(name) for name in SECRETS if name in variables} == {
-        name: SECRETS[name] for name in named
+        name: SECRETS[name] for name in allowed
     }
     assert (variables["LC_TIME"], variables["SSL_CERT_FILE"]) == ("C", "/ca.pem")
     assert variables["PATH"] == os.environ["PATH"]

@@ -1,4 +1,4 @@
-"""What follows a turn of the policy: appended tokens, compared with one rendering of the whole conversation."""
+"""Tokens appended after a turn of the policy, compared with one rendering of the whole conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation reports: its measures against plain loops, categories, lengths, greedy responses."""
+"""The report of an evaluation: its measures against plain loops, categories, lengths, greedy responses."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_greedy_responses_are_told_apart_from_the_samples() -> None:
 
 
 def test_lengths_are_of_the_samples_whose_tokens_were_counted() -> None:
-    found = report([right(0, n, tokens) for n, tokens in enumerate(range(1, 101))], 1).lengths
-    assert (found.mean, found.p50, found.max) == (50.5, 50.5, 100.0)
-    assert found.p95 == pytest.approx(95.05)
-    assert found.truncated == 0.93
+    statistics = report([right(0, n, tokens) for n, tokens in enumerate(range(1, 101))], 1).lengths
+    assert (statistics.mean, statistics.p50, statistics.max) == (50.5, 50.5, 100.0)
+    assert statistics.p95 == pytest.approx(95.05)
+    assert statistics.truncated == 0.93
     uncounted = Responses.of([0], [0], [1.0], ["ok"], ["1"], [None], ["length"], [""])
     uncounted_report = report_of(uncounted, prompts(1))
     lengths = uncounted_report.lengths

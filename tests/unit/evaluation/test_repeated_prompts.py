@@ -229,7 +229,7 @@ def saved(path: Path, table: Table, *, without: bool = False) -> str:
         for number, (problem, scores) in enumerate(table)
         for index, score in enumerate(scores)
     ]
-    write_samples(path, 0, [{**one, "problem": None} for one in rows] if without else rows)
+    write_samples(path, 0, [{**sample, "problem": None} for sample in rows] if without else rows)
     return str(path)
 
 

@@ -34,7 +34,7 @@ def expected(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def gathered(parameters: Any, dtype: torch.dtype, limit: int) -> dict[str, Any]:
-    """What `buckets` gives, with how many collectives it took and how they and the buckets alternated."""
+    """The output of `buckets`, the number of collectives it takes, and the order of collectives and buckets."""
     events: list[str] = []
     original = module.all_gather
 

@@ -197,9 +197,9 @@ WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_entries_that_do_not_fit_the_files_are_refused(folder: Path, what: str) -> None:
-    edit, why = WRONG[what]
+@pytest.mark.parametrize("defect", WRONG)
+def test_entries_that_do_not_fit_the_files_are_refused(folder: Path, defect: str) -> None:
+    edit, why = WRONG[defect]
     change(folder, edit)
     message = refused(lambda: loaded(folder))
     assert message.startswith(f"{folder}/.metadata is not a file of a checkpoint: ")

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is captured, graph by graph, is run as it is."""
+    """Runs each captured graph unchanged, and collects the graphs."""
     from transformers import AttentionInterface
 
     graphs: list[Any] = []

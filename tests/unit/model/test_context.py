@@ -1,4 +1,4 @@
-"""Which heads and tokens each rank of a context has: without processes, against plain loops."""
+"""The heads and tokens of each rank of a context, without processes, against plain loops."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def segments(draw: st.DrawFn) -> tuple[list[Row], PackedBatch]:
 
 @given(segments())
 @settings(deadline=None, max_examples=50)
-def test_pieces_divide_a_pack_and_follow_their_prompts(drawn: tuple[list[Row], PackedBatch]) -> None:
-    _, batch = drawn
+def test_pieces_divide_a_pack_and_follow_their_prompts(rows_and_batch: tuple[list[Row], PackedBatch]) -> None:
+    _, batch = rows_and_batch
     pieces = Pieces.of(batch.segments.lengths, batch.segments.source)
     assert pieces.tokens == batch.tokens
     order = np.argsort(pieces.starts)
@@ -186,7 +186,7 @@ def test_a_pack_is_its_samples_each_alone(kind: str, rows: list[Row], checkpoint
 
 @KINDS
 def test_without_boundaries_states_would_leak(kind: str) -> None:
-    """What the tests above are to find is large enough for them."""
+    """The error that the tests above look for is large enough for them to detect."""
     lm, rows = tiny_lm(kind), ragged()
     expected, policy = alone(lm, rows), PolicyModel(lm, dtype=torch.float32, source="tiny")
     for layer in delta_net.delta_layers(lm):
@@ -292,18 +292,21 @@ def test_an_engine_s_steps_are_the_trainer_s_pass(transposed: bool) -> None:
             torch.randn(slots, values, value, key),
         ],
     )
-    count, length, own = 2, 9, torch.tensor([3, 1])
+    count, length, request_slots = 2, 9, torch.tensor([3, 1])
     mixed, b, a = (torch.randn(count, length, size) for size in (channels, values, values))
     others = layer.kv_cache[1][[0, 2, 4]].clone()
-    prefilled = _Steps(layer, own, has_state=False).outputs(*(x[:, :6].flatten(0, 1) for x in (mixed, b, a)))
-    steps = [_Steps(layer, own, has_state=True).outputs(*(x[:, t] for x in (mixed, b, a))) for t in range(6, length)]
+    prefilled = _Steps(layer, request_slots, has_state=False).outputs(*(x[:, :6].flatten(0, 1) for x in (mixed, b, a)))
+    steps = [
+        _Steps(layer, request_slots, has_state=True).outputs(*(x[:, t] for x in (mixed, b, a)))
+        for t in range(6, length)
+    ]
     outputs = torch.cat([prefilled.view(count, 6, values, value), torch.stack(steps, 1)], 1)
     sizes = delta_net.Sizes(keys, values, key, value, width, 1e-6)
     padded = torch.cat([torch.zeros(count, width - 1, channels), mixed], 1)
     q, k, v = sizes.heads(delta_net.convolution(padded, layer.conv1d.weight[:, 0]))
     expected, last = looped(q, k, v, delta_net.decay_logs(a, layer.A_log, layer.dt_bias), b.sigmoid())
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(layer.kv_cache[1][own], last.transpose(-1, -2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(layer.kv_cache[1][request_slots], last.transpose(-1, -2), rtol=0, atol=1e-5)
     assert torch.equal(layer.kv_cache[1][[0, 2, 4]], others), "states of other requests"
 
 

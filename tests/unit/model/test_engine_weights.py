@@ -1,4 +1,4 @@
-"""What an engine's model holds: found by recording its loaders, whatever they make of the tensors."""
+"""The weights in an engine's model: located by recording its loaders, however these transform the tensors."""
 
 from __future__ import annotations
 

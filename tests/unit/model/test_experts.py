@@ -80,14 +80,14 @@ def test_the_load_is_what_the_routers_chose(kind: str) -> None:
     counts = load.take()
     assert counts is not None
     for layer in (0, 1):
-        flat = [one for output in choices[layer::2] for token in output for one in token]
+        flat = [chosen_expert for output in choices[layer::2] for token in output for chosen_expert in token]
         assert counts[layer].tolist() == [flat.count(expert) for expert in range(EXPERTS)]
     assert load.take() is None
     assert Load(tiny_lm()).take() is None
 
 
 def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
-    """What the routers choose by themselves, [T, layers, K]."""
+    """The routers' choices without replay, [T, layers, K]."""
     routes: list[torch.Tensor] = []
     hooks = [
         router_of(block).register_forward_hook(lambda module, args, output: routes.append(output[2]))

@@ -1,4 +1,4 @@
-"""What an adapter adds to a linear layer, held against peft's own."""
+"""The output that an adapter adds to a linear layer, compared with peft's."""
 
 from __future__ import annotations
 

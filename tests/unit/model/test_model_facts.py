@@ -46,7 +46,7 @@ def test_weights_of_more_layers_than_the_configuration_are_refused(model: Path) 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_checkpoint_names_are_parameter_names(kind: str, tmp_path: Path) -> None:
-    """What is streamed goes by the names in memory: files must use the same ones, but for experts."""
+    """Streamed weights have their names in memory: files must use the same names, except for experts."""
     from safetensors import safe_open
 
     lm = tiny_lm(kind)

@@ -185,7 +185,7 @@ def test_a_policy_that_had_not_stepped_has_not_stepped_after_loading(
 
 
 class Slow:
-    """Lets the writer's thread begin only when it is told to."""
+    """Lets the writer's thread start only on request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import rlcli.model.io.model_state

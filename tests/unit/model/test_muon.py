@@ -209,7 +209,7 @@ def child(rank: int, world: int, folder: str) -> None:
             return distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
 
         stepped(model, place, range(3))
-        full_weights = {name: cast(DTensor, own).full_tensor().detach() for name, own in model.named_parameters()}
+        full_weights = {name: cast(DTensor, weight).full_tensor().detach() for name, weight in model.named_parameters()}
         results[f"{kind} {replicate}"] = full_weights
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What is sent to host memory comes back bit for bit, wherever it is shared, and its memory is free in between."""
+"""Tensors offloaded to host memory return bit for bit, also shared ones, and their memory is free in between."""
 
 from __future__ import annotations
 

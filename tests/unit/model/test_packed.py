@@ -194,21 +194,21 @@ def test_a_shared_prompt_attends_once_and_is_seen_by_every_row(data: st.DataObje
         return
     assert not len(padded.queries.copies)
     # Every token sees what is before it in its sequence, and itself.
-    flat = [(row, position) for row, (whole, _) in enumerate(rows) for position in range(len(whole))]
+    flat = [(row, position) for row, (tokens, _) in enumerate(rows) for position in range(len(tokens))]
     place_of = dict(zip(segments.source.tolist(), (position for _, position in flat), strict=True))
     offset = keys = 0
     for call in padded.calls:
-        count, last, whole = call.shape
+        count, last, key_count = call.shape
         seen = call.visible(None, CPU)
-        seen = seen.expand(count, 1, last, whole)[:, 0]
+        seen = seen.expand(count, 1, last, key_count)[:, 0]
         for row in range(count):
             for query in range(last):
                 token = int(padded.queries.source[offset + row * last + query])
-                sees = padded.keys.source[keys + row * whole : keys + (row + 1) * whole][seen[row, query]]
+                sees = padded.keys.source[keys + row * key_count : keys + (row + 1) * key_count][seen[row, query]]
                 if int(padded.queries.home[token]) == offset + row * last + query:
                     assert len(sees) == place_of[token] + 1
                     assert int(sees[-1]) == token
-        offset, keys = offset + count * last, keys + count * whole
+        offset, keys = offset + count * last, keys + count * key_count
 
 
 def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:

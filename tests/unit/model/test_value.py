@@ -119,7 +119,7 @@ def test_a_language_model_starts_at_zero_without_its_head_and_learns(tied: bool,
 
 
 def test_a_reward_model_keeps_its_head(tmp_path: Path, mesh: Any) -> None:
-    """What transformers scores a sequence with is the value of the state at its end."""
+    """The score that transformers gives a sequence is the value of its last state."""
     folder = saved(tmp_path / "rm", kind="llama")
     reward_model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     rows = [np.random.default_rng(n).integers(2, VOCABULARY, n) for n in (3, 17, 30)]

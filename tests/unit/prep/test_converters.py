@@ -361,8 +361,8 @@ def test_an_odd_value_gives_a_row_that_can_be_written_or_a_data_error(
     converter: Converter, row: dict[str, Any], options: ConvertOptions
 ) -> None:
     refusals: list[DataError] = []
-    whole = converter.prompt(row, options)
-    assert (whole.id, bool(whole.ground_truth), bool(whole.verifier)) == ("", True, True)
+    valid_prompt = converter.prompt(row, options)
+    assert (valid_prompt.id, bool(valid_prompt.ground_truth), bool(valid_prompt.verifier)) == ("", True, True)
 
     @settings(max_examples=40, deadline=None)
     @given(st.sampled_from(sorted(row)), ODD, st.booleans())

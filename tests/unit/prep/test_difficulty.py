@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
         row(data_source="toy", messages=[{"role": "user", "content": f"{i}?"}], verifier="gsm8k", ground_truth=str(i))
         for i in range(4)
     ]
-    write_rows(tmp_path / "train.parquet", [{**one, "extra_info": {"index": i}} for i, one in enumerate(rows)])
+    write_rows(tmp_path / "train.parquet", [{**fields, "extra_info": {"index": i}} for i, fields in enumerate(rows)])
     return tmp_path / "train.parquet"
 
 

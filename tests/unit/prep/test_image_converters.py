@@ -192,7 +192,10 @@ def test_equal_text_about_other_images_is_no_duplicate(tmp_path: Path) -> None:
     assert [prompt.images for prompt in done.splits["train"]] == [(A,), (B,)]
     write_splits(tmp_path / "asked", {"test": done.splits["train"][1:]}, {})
     against = Plan(check=False, against=(str(tmp_path / "asked"),), split="train")
-    assert [one.images for one in prepare(clevr_count.CONVERTER, options, against).splits["train"]] == [(A,), (A,)]
+    assert [example.images for example in prepare(clevr_count.CONVERTER, options, against).splits["train"]] == [
+        (A,),
+        (A,),
+    ]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What is reported of a verifier that crashes: the user's file and line, the response, and a wrong result."""
+"""Reports of a verifier that crashes: the user's file and line, the response, and a wrong result."""
 
 from __future__ import annotations
 

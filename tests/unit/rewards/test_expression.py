@@ -1,4 +1,4 @@
-"""What expressions of verifiers mean, and what is said of those that mean nothing."""
+"""The meaning of expressions of verifiers, and the messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ terms = st.builds(
 
 @pytest.mark.long
 @given(st.lists(terms, min_size=1, max_size=3, unique_by=lambda term: term.ref))
-def test_the_canonical_text_reads_back_as_the_same(made: list[Term]) -> None:
-    composition = Composition(tuple(made))
+def test_the_canonical_text_reads_back_as_the_same(generated: list[Term]) -> None:
+    composition = Composition(tuple(generated))
     assert parse(str(composition)) == composition
 
 

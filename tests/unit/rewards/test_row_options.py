@@ -1,4 +1,4 @@
-"""What a row may choose of a verifier: whether it may name it, and with which options."""
+"""Verifiers that a row of the data may name, and the options that it may set."""
 
 from __future__ import annotations
 

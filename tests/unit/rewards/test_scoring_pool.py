@@ -363,8 +363,8 @@ def verifications(pool: ScoringPool, count: int) -> list[Future[Verdict]]:
 
 
 class Redoing:
-    """Which slots verify once more, as after a kill from outside. A second kill there may be a crash
-    by right, so whoever asks that no verdict is lost must not do it."""
+    """Records the slots that verify once more, as after a kill from outside. A second kill there may count as a crash,
+    so a test that requires that no verdict is lost must not kill them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slots: set[int] = set()

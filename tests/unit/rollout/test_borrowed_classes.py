@@ -1,4 +1,4 @@
-"""What vLLM changes of a class that the trainer uses, too, is its own instances' alone."""
+"""Changes by vLLM to a class that the trainer uses, too, affect vLLM's instances alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many responses of the engine `transformers` draw their next token at once."""
+"""The decode batch of the engine `transformers`: how many responses sample their next token at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of an engine whose weights change: what is kept of them, and in which order they go on."""
+"""Requests of an engine whose weights change: the tokens that are kept, and the order in which they continue."""
 
 from __future__ import annotations
 

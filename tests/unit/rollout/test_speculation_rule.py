@@ -1,4 +1,4 @@
-"""Which drafts are kept: a request gets the tokens drawn, up to the first that differs from its draft."""
+"""Acceptance of drafts: a request gets the sampled tokens, up to the first that differs from its draft."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_each_draft_has_the_key_of_its_position() -> None:
 
     batch = SimpleNamespace(req_ids=["a", "b", "c"], num_tokens_no_spec=np.array([10, 20, 30, 99]))
     runner = SimpleNamespace(input_batch=batch, requests={"a": request(1), "b": request(None), "c": request(3)})
-    found = draw_keys_of(runner, 3, [3, 1, 2])
+    keys = draw_keys_of(runner, 3, [3, 1, 2])
     expected = draw_keys(np.array([1, 1, 1, 0, 3, 3]), np.array([10, 11, 12, 20, 30, 31]))
-    assert found is not None
-    assert found.tolist() == expected.tolist()
+    assert keys is not None
+    assert keys.tolist() == expected.tolist()
     assert draw_keys_of(runner, 2) is None
 
 

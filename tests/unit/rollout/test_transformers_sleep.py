@@ -1,4 +1,4 @@
-"""What the engine `transformers` frees while a trainer uses the device."""
+"""Memory that the engine `transformers` frees while a trainer uses the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM is asked for, by device; and what is refused beside a trainer."""
+"""Arguments of vLLM, by device; and settings that are refused beside a trainer."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def engine(ranks: int, inner: str = "experts.routed_experts") -> nn.Module:
 
 
 def load(model: nn.Module, weights: Any) -> None:
-    """What vLLM's own loader still does."""
+    """Copies the tensors, as vLLM's own loader does."""
     for name, tensor in weights:
         model.get_parameter(name).data.copy_(tensor)
 

@@ -32,7 +32,7 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 def written(partial: Path) -> dict[str, dict[str, Any]]:
-    """What two workers would have written there."""
+    """Writes the files that two workers would write."""
     names = (SHARD, "policy/__1_0.distcp", "policy/.metadata", "policy/rank-0.pt", "policy/rank-1.pt")
     (partial / "policy").mkdir()
     for number, name in enumerate(names):

@@ -26,9 +26,9 @@ def run_on(folder: Path, *sets: str, held_out: str = "", directory: Path | None 
 
 def found(images: RunImages, image: bytes, prompt: str) -> bytes | str:
     digest = image_digest(image)
-    ((key, one),) = images.find({digest: prompt})
+    ((key, match),) = images.find({digest: prompt})
     assert key == digest
-    return one
+    return match
 
 
 def test_an_image_is_found_by_prompt_and_digest(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which samples of a step trackers get, and how they are shortened."""
+"""Samples of a step that trackers get, and how they are shortened."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ QUESTIONS = {
 
 MOST_ASKED = ("reward stuck at 0", "multi-node", "hold out test split")
 """Questions that the site must answer, word for word."""
-"""What is typed → the page that is among the first two results, whichever of its sections."""
+"""Query → the page that must be among the first two results, whichever of its sections."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The pages in a real Chromium: from disk as one file and in pieces, and served while the run goes on."""
+"""The pages in a real Chromium: from disk as one file and in pieces, and served during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples a filter finds, page by page, and what is known of a group, a sample and a prompt."""
+"""Queries: the samples that match a filter, page by page, and the details of a group, a sample and a prompt."""
 
 from __future__ import annotations
 

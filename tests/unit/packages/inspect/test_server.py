@@ -23,7 +23,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Api:
 
 
 def asked(api: Api, ask: Callable[[Any, Server], Awaitable[Any]], port: int | None = None) -> Any:
-    """What `ask` returns for a session and a server."""
+    """The result of `ask` for a session and a server."""
     import aiohttp
 
     async def main() -> Any:

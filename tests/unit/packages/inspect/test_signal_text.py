@@ -1,4 +1,4 @@
-"""What can be seen in a response: its answers, the ground truth in it, repetition, language, refusals, phrases."""
+"""Signals in the text of a response: its answers, the ground truth in it, repetition, language, refusals, phrases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether asynchrony gains: the simulation against one that counts every tick, the lengths, and what is advised."""
+"""The gain of asynchrony: the simulation against one that counts every tick, the lengths, and the advice."""
 
 from __future__ import annotations
 

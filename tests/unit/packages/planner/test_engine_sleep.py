@@ -1,4 +1,4 @@
-"""What an engine releases while the trainer computes, as a run decides it and says it in its plan."""
+"""Memory that an engine releases while the trainer computes, as decided by a run and shown in its plan."""
 
 from __future__ import annotations
 

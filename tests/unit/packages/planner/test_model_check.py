@@ -231,7 +231,7 @@ EXPECTED: dict[str, tuple[float, dict[str, int]]] = {
 }
 """Parameters, exact or by the model's name, and layers."""
 ROUND = 0.035
-"""How far a name rounds the number of parameters."""
+"""Relative error of the rounded number of parameters in a model's name."""
 ACTIVE = {"Qwen3.5-35B-A3B": 3e9, "gpt-oss-20b": 3.6e9, "gpt-oss-120b": 5.1e9, "DeepSeek-V3": 37e9, "Kimi-K2": 32e9}
 """Published numbers of parameters that a token passes through; gpt-oss's are without the embedding."""
 

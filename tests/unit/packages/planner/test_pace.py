@@ -28,7 +28,7 @@ def step(tokens: int) -> SampleTable:
 
 
 def reports(steps: int, config: RunConfig = CONFIG, planned: Any = lambda: None) -> MagicMock:
-    """What a run of so many steps has reported. Its first steps are ten times as long."""
+    """The reports of a run of so many steps. Its first steps are ten times as long."""
     listened = MagicMock()
     pace = PaceReport(ListenedRun(Path("run"), config, listened.note, listened.warn, listened.event, planned))
     for number in range(1, steps + 1):

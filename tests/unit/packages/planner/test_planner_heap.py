@@ -25,7 +25,7 @@ def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it() -> None:
 
 
 def passing_and_heap(run: Setting) -> tuple[dict[str, float], float]:
-    """What comes and goes in an update, and what the heap takes besides."""
+    """The transient memory of an update, and the memory that the heap takes besides."""
     parts = next(phase.parts for phase in phases(run) if phase.name == "update")
     names = ("activations", "logits", "gradients", "gathered weights")
     return {name: parts.get(name, 0.0) for name in names}, parts["heap"]

@@ -1,4 +1,4 @@
-"""What `rollout.sync = delta` and `ahead` take, and where they pay."""
+"""Costs of `rollout.sync = delta` and `ahead`, and where they pay."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def known_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """What was measured, each time as `RATES`."""
+    """The conditions of each measurement; each measurement returns `RATES`."""
     calls: list[tuple[object, ...]] = []
 
     def measure(*conditions: object) -> Rates:

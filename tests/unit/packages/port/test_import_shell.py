@@ -327,9 +327,9 @@ N=$((SLURM_NNODES*8))
     assert {"trainer.nnodes", "data.seed", "data.train_batch_size"} <= {*sources(imported, "unresolved")}
     assert (imported.settings["rollout.samples_per_prompt"], imported.settings["train.steps"]) == (4, 7)
     assert any("not known: $SLURM_NNODES, $SEED, $EXTRA: give --variable" in warning for warning in imported.warnings)
-    given = import_file(tmp_path / "run.sh", variables={"SLURM_NNODES": "2", "SEED": "5", "EXTRA": ""})
-    assert given.settings["rollout.prompts_per_step"] == 16
-    assert given.warnings == []
+    result = import_file(tmp_path / "run.sh", variables={"SLURM_NNODES": "2", "SEED": "5", "EXTRA": ""})
+    assert result.settings["rollout.prompts_per_step"] == 16
+    assert result.warnings == []
 
 
 def test_calls_of_two_runs_are_paired_by_their_words(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which backend is chosen, on machines that lack some of it."""
+"""Selection of the backend, on machines that lack some kernel features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_LANDLOCK = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (
 
 
 def elsewhere(code: str, landlock: bool, arguments: tuple[str, ...] = ()) -> str:
-    """What `code` prints on a machine that allows no user namespaces and, if so wished, has no Landlock."""
+    """The output of `code` on a machine that allows no user namespaces and, optionally, has no Landlock."""
     opened("bwrap")
     with tempfile.TemporaryFile() as rules:
         rules.write(b"".join(struct.pack("<HBBI", *row) for row in ([] if landlock else NO_LANDLOCK)))

@@ -27,7 +27,7 @@ CALLS = {
 
 
 def judged(program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What the kernel would do, by the rules of classic BPF."""
+    """The kernel's decision, by the rules of classic BPF."""
     words = [argument & (1 << 64) - 1 for argument in (*arguments, *[0] * 6)][:6]
     data = struct.pack("<IIQ6Q", number & 0xFFFFFFFF, architecture, 0, *words)
     register, at = 0, 0
@@ -93,7 +93,7 @@ def test_other_architectures_and_x32_kill(machine: str) -> None:
 
 
 THREAD, FORK = 0x3D0F00, 0x1200011
-"""What glibc asks for when it starts a thread, and when it forks."""
+"""Flags of clone that glibc passes when it starts a thread, and when it forks."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a backend leaves behind is reaped, also where the machine's first process reaps nothing."""
+"""Orphans of a backend are reaped, also where the machine's first process reaps none."""
 
 from __future__ import annotations
 

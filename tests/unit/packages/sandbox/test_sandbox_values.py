@@ -1,4 +1,4 @@
-"""What crosses between the judge and a program, as what, within which bounds; and which results count as equal."""
+"""Values exchanged by the judge and a program: their types, their bounds, and the equality of results."""
 
 from __future__ import annotations
 

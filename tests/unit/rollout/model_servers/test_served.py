@@ -1,4 +1,4 @@
-"""What a verifier asks to be served, and how it finds it."""
+"""Models that a verifier requests to be served, and how it reaches them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Engine(harness.Engine):
 
 
 class Workers(harness.Workers):
-    """keep: on an update. interrupted: whether each call to do so ended what goes on."""
+    """keep: on an update. interrupted: whether each call to do so ended a generation under way."""
 
     def __init__(self, engines: Sequence[Engine], keep: bool = False) -> None:
         super().__init__(list(engines), same_bits=True)
@@ -103,7 +103,7 @@ class Run:
     waiting: int = 0
 
     def until(self, last: int, *, first: int = 1, resumed: bool = False) -> Run:
-        """The steps from `first` to `last`. resumed: after each, go on from its checkpoint with other workers."""
+        """The steps from `first` to `last`. resumed: after each, continue from its checkpoint with other workers."""
         for step in range(first, last + 1):
             self.workers.load(step)
             self.batches.append(self.source.take(step))
@@ -138,8 +138,8 @@ class Run:
 
 
 def check(batch: RolloutBatch, step: int, staleness: int) -> list[int]:
-    """That no token is older than `staleness`, that each has the version that drew it, and that each response is the
-    one that was begun. Returns the dataset's rows."""
+    """Checks that no token is older than `staleness`, that each has the version that sampled it, and that each response
+    continues the one that was started. Returns the dataset's rows."""
     assert len(batch.samples) == BATCH * SAMPLES
     rows: dict[int, int] = {}
     for s in batch.samples:
@@ -239,7 +239,7 @@ def test_what_is_kept_stays_in_the_engine_and_is_not_computed_again() -> None:
     reusing, computed = (Workers([Engine(6)], keep) for keep in (True, False))
     for workers in (reusing, computed):
         Run(source_of(workers, 2, 5), workers).until(STEPS)
-    request_counts = [sum(len(engine.asked) for engine in workers.engines) for workers in (reusing, computed)]
+    request_counts = [sum(len(engine.requests) for engine in workers.engines) for workers in (reusing, computed)]
     assert request_counts[0] == BATCH * STEPS * SAMPLES < request_counts[1]
 
 

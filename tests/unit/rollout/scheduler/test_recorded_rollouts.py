@@ -1,4 +1,4 @@
-"""What the schedulers give each step, ask of the engines and write into checkpoints, in many settings, against records.
+"""Batches, engine requests and checkpoints of the schedulers, in many settings, against records.
 
 `python -m tests.unit.rollout.scheduler.test_recorded_rollouts` writes the records anew: only after a change that is
 meant to change them.
@@ -97,7 +97,7 @@ def counted(report: RolloutBatch, rank: int) -> RolloutBatch:
 
 
 def figures(stats: RolloutStats) -> dict[str, Any]:
-    """What a step's metrics are made of, by the name of the metric."""
+    """The inputs of a step's metrics, by the name of the metric."""
     return {
         "rollout/rounds": stats.rounds,
         "rollout/generated": stats.generated,

@@ -321,8 +321,8 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     assert batch.stats.mean_score == pytest.approx(3 / 5)  # of six samples
     accuracy = source_of(Failing(workers.score), keep="accuracy", low=0.4, high=1.0, prompts_per_step=2)
     assert rows_of(accuracy.take(1)) == [0, 2]
-    kept = source_of(Failing(workers.score), prompts_per_step=2).take(1)
-    assert rows_of(kept) == [0, 1]  # whole groups: what does not count is left out when the step is trained on
+    groups = source_of(Failing(workers.score), prompts_per_step=2).take(1)
+    assert rows_of(groups) == [0, 1]  # whole groups: what does not count is left out when the step is trained on
 
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
@@ -525,7 +525,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
 
 
 def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
-    """Whether it is a special token of the tokenizer or not."""
+    """This holds for special and for ordinary tokens of the tokenizer."""
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
     for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):

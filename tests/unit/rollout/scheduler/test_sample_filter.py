@@ -50,7 +50,7 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
 
 
 def same(actual: SelectedSamples, expected: SelectedSamples) -> bool:
-    """Whether two steps train on the same samples with the same numbers, bit for bit."""
+    """True if two steps train on the same samples with the same numbers, bit for bit."""
     columns, wanted = actual.columns.present(), expected.columns.present()
     assert columns.keys() == wanted.keys()
     equal = all(np.array_equal(columns[name], wanted[name]) for name in columns)

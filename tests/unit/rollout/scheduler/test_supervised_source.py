@@ -30,7 +30,7 @@ def prompts() -> TokenizedPrompts:
 
 @pytest.fixture(autouse=True)
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[SampleShard]:
-    """What went into the object store; a reference is the index here."""
+    """The shards put into the object store; a reference is an index into this list."""
     shards: list[Any] = []
 
     def put(shard: Any) -> int:

@@ -18,7 +18,7 @@ VLLM_PATHS = ("/inference/v1/generate", "/collective_rpc", "/abort_requests", "/
 
 
 def drawn(tokens: list[int], seed: int, max_tokens: int) -> list[int]:
-    """What any of these servers draws: a function of the request only."""
+    """The tokens that each of these servers samples: a function of the request only."""
     return [(sum(tokens) + 7 * seed + n) % 50 for n in range(max_tokens)]
 
 
@@ -36,7 +36,7 @@ class FakeServer:
     holds: bool = False
     release: threading.Event = field(default_factory=threading.Event)
     loaded: dict[str, Any] = field(default_factory=dict)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     loads: int = 0
     on_load: Callable[[], None] = lambda: None
     port: int = 0
@@ -123,7 +123,7 @@ class FakeServer:
 
     def _generated(self, name: str, body: Any, tokens: list[int], seed: int, max_tokens: int) -> tuple[list[int], bool]:
         if not name.startswith("ping-"):
-            self.asked.append(body)
+            self.requests.append(body)
         if self.holds and name.rpartition("-")[0] not in ("", "ping") and max_tokens > 1:
             self.started.release()
             while not self.release.wait(0.01):

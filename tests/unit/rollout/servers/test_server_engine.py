@@ -147,7 +147,7 @@ def test_each_response_is_generated_once_with_its_log_probs(servers: Any, engine
     check_all(list(finished(engine, asked(20), SAMPLING)), 20)
     greedy = GenerationRequest(3, PROMPT, 0, greedy=True, response_prefix=PROMPT[:2])
     list(finished(engine, [greedy], SAMPLING))
-    body = next(body for body in server_a.asked + server_b.asked if body["sampling_params"]["temperature"] == 0)
+    body = next(body for body in server_a.requests + server_b.requests if body["sampling_params"]["temperature"] == 0)
     assert body["token_ids"] == [*PROMPT.tolist(), *PROMPT[:2].tolist()]
     assert body["sampling_params"]["max_tokens"] == 4
 
@@ -172,7 +172,7 @@ def test_no_prefix_of_other_weights_or_another_run_is_used(servers: Any, engine_
         for value in (1.0, 2.0):
             synced(engine, value)
             list(finished(engine, asked(1), SAMPLING))
-            salts.append(server.asked[-1]["cache_salt"])
+            salts.append(server.requests[-1]["cache_salt"])
     assert len(set(salts)) == 4
 
 
@@ -462,7 +462,7 @@ def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> Non
     engine = engine_of(slow, quick, max_concurrent=2)
     held(engine, slow, count=20)
     until(engine, lambda: engine.unfinished <= 2)
-    assert len([body for body in slow.asked if body["request_id"] != "attach"]) == 2
+    assert len([body for body in slow.requests if body["request_id"] != "attach"]) == 2
     slow.release.set()
     until(engine, lambda: not engine.unfinished)
 
@@ -476,7 +476,7 @@ def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: A
             engine.add(GenerationRequest(10 * turn + key, PROMPT + key, seed=0, conversation=key))
         until(engine, lambda: not engine.unfinished)
     for server in (server_a, server_b):
-        prompts = {body["token_ids"][0] for body in server.asked if body["sampling_params"]["max_tokens"] == 6}
+        prompts = {body["token_ids"][0] for body in server.requests if body["sampling_params"]["max_tokens"] == 6}
         assert len(prompts) == 1
 
 
@@ -512,9 +512,9 @@ def test_servers_join_and_leave_a_run(servers: Any, engine_of: Any, tmp_path: Pa
     assert server_b.loaded["w"].tolist() == [1.0] * 4
     server_record.wish(run, "remove", server_a.url)
     until(engine, lambda: engine._fleet.ready == 1)
-    request_count = len(server_a.asked)
+    request_count = len(server_a.requests)
     check_all(list(finished(engine, asked(6), SAMPLING)), 6)
-    assert len(server_a.asked) == request_count
+    assert len(server_a.requests) == request_count
 
     def listed() -> dict[str, str]:
         (state,) = server_record.states(run)
@@ -551,7 +551,7 @@ def test_sglang_is_asked_in_its_own_protocol(servers: Any, engine_of: Any) -> No
     assert synced(engine, 1.0) == (0, 1, []), "its weights cannot be compared"
     generations = list(finished(engine, asked(5), SAMPLING))
     check_all(generations, 5)
-    body = next(body for body in server.asked if body["sampling_params"]["max_new_tokens"] == 6)
+    body = next(body for body in server.requests if body["sampling_params"]["max_new_tokens"] == 6)
     assert set(body) == {"rid", "input_ids", "sampling_params", "return_logprob"}
     assert engine.probe(PROMPT)[1].tolist() == [-0.5] * 3
     server.holds = True

@@ -11,14 +11,14 @@ from rlcli.types import Outcome, Prompt, Verdict
 
 
 class Scorer:
-    """Scores a conversation with the sum of its rewards, and keeps what it is given."""
+    """Scores a conversation with the sum of its rewards, and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, bytes, dict[str, Any]]] = []
+        self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.groups: list[int] = []
 
     def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: dict[str, Any]) -> Future[Scored]:
-        self.asked.append((prompt.id, tokens, fields))
+        self.requests.append((prompt.id, tokens, fields))
         done: Future[Scored] = Future()
         done.set_result(Scored("", Verdict(sum(fields["environment"]["rewards"]), Outcome.OK)))
         return done

@@ -146,7 +146,7 @@ def held(
 def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: TransformersEngine, model: Path) -> None:
     report, rows, scorer = held(engine, config_of(model, processes=3), ["a", "b"], samples=3)
     tokenizer, samples = load_tokenizer(str(model)), report.samples.sorted()
-    assert len(samples) == len(scorer.asked) == 6
+    assert len(samples) == len(scorer.requests) == 6
     for sample, row in zip(samples, rows, strict=True):
         assert (sample.verdict.score, sample.branches, row.turns) == (0.5, 1, 2)
         assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
@@ -157,7 +157,7 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
         cut = ENDED[sample.ended] == "turn_tokens"
         assert cut == (len(row.last_turn) == 12 and row.last_turn[-1] not in engine.spec.stop_token_ids)
         assert (row.stop_reason == "length") == cut == (sample.stop_reason == "length")
-    fields = {tokens: fields for _, tokens, fields in scorer.asked}
+    fields = {tokens: fields for _, tokens, fields in scorer.requests}
     assert [len(fields[row.last_turn.astype("int32").tobytes()]["conversation"]) for row in rows] == [4] * 6
     assert len({tuple(row.tokens.tolist()) for row in rows}) == 6
     assert all(sample.turn_rewards == (0.0, 0.5) for sample in samples)
@@ -203,7 +203,7 @@ def test_a_failed_agent_is_started_again_and_then_no_reward(
     assert (lost.verdict.outcome, lost.verdict.score, lost.response_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
     assert (lost.verdict.detail, ENDED[lost.ended]) == (detail, "failed")
     assert [sample.verdict.score for sample in saved] == [0.5, 0.5]
-    assert sorted(row for row, _, _ in scorer.asked) == ["never", "once"]
+    assert sorted(row for row, _, _ in scorer.requests) == ["never", "once"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_reward_that_is_missing_or_unread_is_no_reward(
 def test_without_a_posted_reward_the_rows_verifier_decides(engine: TransformersEngine, model: Path) -> None:
     report, rows, scorer = held(engine, config_of(model, "silent"), ["a"], samples=1, verifier="gsm8k")
     assert report.samples[0].verdict.outcome is Outcome.OK
-    ((_, tokens, fields),) = scorer.asked
+    ((_, tokens, fields),) = scorer.requests
     assert (tokens, fields["environment"]["rewards"]) == (rows[0].last_turn.astype("int32").tobytes(), [])
     assert report.samples[0].turn_rewards == (0.0, 0.0)
 

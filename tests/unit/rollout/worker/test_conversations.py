@@ -33,7 +33,7 @@ import os, random, time
 from pathlib import Path
 
 class Echo:
-    """Repeats what it hears; rewards each turn with its number."""
+    """Repeats the policy's message; rewards each turn with its number."""
     def __init__(self, turns=3):
         self.turns, self.at = turns, 0
     def reset(self, row, seed):
@@ -174,7 +174,7 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
 ) -> None:
     report, rows, scorer = held(engine, config_of(model), ["a", "b"])
     samples, tokenizer = report.samples.sorted(), load_tokenizer(str(model))
-    assert len(samples) == len(scorer.asked) == 6
+    assert len(samples) == len(scorer.requests) == 6
     for sample, row in zip(samples, rows, strict=True):
         assert (sample.prompt_tokens, sample.response_tokens) == (row.prompt_tokens, row.response_tokens)
         assert sample.context_tokens == len(row.tokens) - row.prompt_tokens - row.response_tokens
@@ -227,7 +227,7 @@ def test_in_order_no_bit_depends_on_how_long_environments_take(engine: Transform
 def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: TransformersEngine, model: Path) -> None:
     report, rows, scorer = held(engine, config_of(model), ["a"], samples=1, greedy=True)
     assert list(report.baselines) == [0]
-    sent = {tokens: fields for _, tokens, fields in scorer.asked}
+    sent = {tokens: fields for _, tokens, fields in scorer.requests}
     fields = sent[rows[0].last_turn.astype("int32").tobytes()]
     assert [m["role"] for m in fields["conversation"]][:2] == ["user", "assistant"]
     assert len(fields["environment"]["rewards"]) == rows[0].turns
@@ -241,14 +241,14 @@ def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: Transf
     stops = engine.spec.stop_token_ids
     last_turns = [(row.last_turn.tobytes(), int(row.last_turn[-1] in stops)) for row in rows]
     groups = {"a": last_turns[:3], "b": last_turns[3:]}
-    rivals = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.asked}
+    rivals = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.requests}
     assert rivals == {
         (name, group[index][0]): [*group[index + 1 :], *group[:index]]
         for name, group in groups.items()
         for index in range(3)
     }
     alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(rivals=2)")
-    assert [fields["rivals"] for _, _, fields in scorer.asked] == [[]]
+    assert [fields["rivals"] for _, _, fields in scorer.requests] == [[]]
     assert (len(report.samples), len(alone.samples)) == (6, 1)
 
 
@@ -260,12 +260,12 @@ def test_a_verifier_that_reads_responses_together_gets_whole_groups(engine: Tran
     assert sorted(scorer.groups) == [1, 1, 3, 3]  # the greedy baseline is a group of its own
     assert len(report.samples) == 6
     assert list(report.baselines) == [0, 1]
-    requests = {(name, tokens) for name, tokens, _ in scorer.asked}
+    requests = {(name, tokens) for name, tokens, _ in scorer.requests}
     assert {("ab"[n // 3], row.last_turn.astype("int32").tobytes()) for n, row in enumerate(rows)} <= requests
-    assert {fields["step"] for _, _, fields in scorer.asked} == {1}
+    assert {fields["step"] for _, _, fields in scorer.requests} == {1}
     _, _, scorer = held(engine, config_of(model), ["a"], 3, verifier="other.py:f", grouped=(verifier,))
     assert scorer.groups == []
-    assert all("step" not in fields for _, _, fields in scorer.asked)
+    assert all("step" not in fields for _, _, fields in scorer.requests)
 
 
 @pytest.mark.long
@@ -282,7 +282,7 @@ def test_a_failed_environment_is_tried_again_and_then_no_reward(
     assert lost.verdict.detail.startswith(details[failure])
     assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)
     assert saved.verdict.outcome == Outcome.OK
-    assert [row for row, _, _ in scorer.asked] == ["once"]
+    assert [row for row, _, _ in scorer.requests] == ["once"]
     failed, verified = report.samples.sorted().exclusion_reasons("keep").tolist()[:2]
     assert verified == 0 < failed
 
@@ -297,7 +297,7 @@ def test_a_crash_costs_others_of_its_process_no_try(engine: TransformersEngine, 
     assert sorted(lost) == sorted(ids[:9])
     assert all(detail == "died: its process ended with exit status 3" for row, detail in lost.items() if row != "large")
     assert lost["large"] == "too_large: step returned 10.0 MB of text, more than 4.2"
-    assert sorted(row for row, _, _ in scorer.asked) == sorted(ids[9:])
+    assert sorted(row for row, _, _ in scorer.requests) == sorted(ids[9:])
 
 
 def test_nothing_is_kept_of_a_group_that_is_over(engine: TransformersEngine, model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Conversations that a round breaks off: a later round says them again to a new session, and goes on."""
+"""Conversations that a round breaks off: a later round replays them to a new session, and continues them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def whole(engine: TransformersEngine, model: Path, tmp_path: Path, **settings: o
 def interrupted(
     engine: TransformersEngine, model: Path, tmp_path: Path, **settings: object
 ) -> tuple[RolloutBatch, SampleShard, RolloutBatch, SampleShard]:
-    """The round that ends when the group "soon" is done, and the one that goes on with "late"."""
+    """The round that ends when the group "soon" is done, and the one that continues with "late"."""
     gate = tmp_path / "gate"
     report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **settings)
     gate.touch()

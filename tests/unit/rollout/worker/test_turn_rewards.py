@@ -32,7 +32,7 @@ from rlcli.types import Outcome, Sample, Verdict
 
 
 class Talk(NamedTuple):
-    """lengths: drawn tokens of each turn. rewards: of the environment. score: the verifier's. states: before each
+    """lengths: sampled tokens of each turn. rewards: of the environment. score: the verifier's. states: before each
     turn."""
 
     lengths: Sequence[int]
@@ -167,7 +167,7 @@ def filled(name: str, rollouts: RolloutBatch, world: int, config: RunConfig) -> 
 
 
 def rewards_of(talk: Talk) -> list[float]:
-    """What the verifier gives beyond the environment's sum is the last turn's."""
+    """The score beyond the sum of the environment's rewards counts to the last turn."""
     return [*talk.rewards[:-1], talk.rewards[-1] + talk.score - sum(talk.rewards)]
 
 
@@ -230,10 +230,10 @@ def returns_of_gae(index: int, gamma: float, lam: float) -> list[float]:
     talk, rewards = TALKS[index], token_rewards(index)
     ids = [token(index, turn, at) for turn, length in enumerate(talk.lengths) for at in range(length)]
     result, advantage, following = [0.0] * len(ids), 0.0, 0.0
-    for place in reversed(range(len(ids))):
-        value = float(values_of(ids[place]))
-        advantage = rewards[place] + gamma * following - value + gamma * lam * advantage
-        following, result[place] = value, advantage + value
+    for position in reversed(range(len(ids))):
+        value = float(values_of(ids[position]))
+        advantage = rewards[position] + gamma * following - value + gamma * lam * advantage
+        following, result[position] = value, advantage + value
     return result
 
 

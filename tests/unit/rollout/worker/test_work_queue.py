@@ -1,4 +1,4 @@
-"""The long tail: groups go to engines as these have room, a round ends before all is finished, and the rest goes on."""
+"""The long tail: engines take groups as they have room, a round ends before all is finished, and the rest continues."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class Engine:
     def __init__(self, slots: int, wait: Any = lambda: None) -> None:
         self.slots, self.wait, self.version = slots, wait, 0
         self.under_way: dict[int, tuple[GenerationRequest, list[int]]] = {}
-        self.asked: list[GenerationRequest] = []
-        self.most = 0
+        self.requests: list[GenerationRequest] = []
+        self.max_unfinished = 0
 
     @property
     def unfinished(self) -> int:
@@ -114,9 +114,9 @@ class Engine:
         self.limit = sampling.max_tokens
 
     def add(self, request: GenerationRequest) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         self.under_way[request.key] = (request, [])
-        self.most = max(self.most, self.unfinished)
+        self.max_unfinished = max(self.max_unfinished, self.unfinished)
 
     def step(self) -> list[Generation]:
         self.wait()
@@ -193,14 +193,14 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
 
     def counting() -> None:
         nonlocal request_count
-        request_count = len(fast.asked)
+        request_count = len(fast.requests)
         if request_count == 2 * 11:  # all but what the slow one was dealt, which does nothing meanwhile
             halted.set()
 
     fast.wait = counting
     reports = gather(workers, [task(i) for i in range(13)], call, slots=4)  # type: ignore[arg-type]
     assert sorted(len(report.samples) for report in reports) == [4, 22]
-    assert fast.most <= 5  # its slots, and the rest of a group
+    assert fast.max_unfinished <= 5  # its slots, and the rest of a group
 
 
 def test_where_every_run_is_to_give_the_same_bits_shares_are_fixed() -> None:
@@ -252,7 +252,7 @@ def source_of(
 
 
 def whole_response(row: int, sample: int, step: int) -> list[int]:
-    """What a response to a row would have been, had nobody broken it off. step: in which it was begun."""
+    """The response to a row without interruption. step: in which it started."""
     seed, tokens = sample_seed(5, "train", step, f"row:{row}", sample), list[int]()
     while len(tokens) < LIMIT and (not tokens or tokens[-1] != END):
         tokens.append(token(seed, len(tokens)))
@@ -260,7 +260,8 @@ def whole_response(row: int, sample: int, step: int) -> list[int]:
 
 
 def check(batch: RolloutBatch, step: int) -> list[int]:
-    """That each response is the one that was begun, each token with the log-prob of who drew it. Returns the rows."""
+    """Checks that each response continues the one that was started, and that each token has the log-prob of the version
+    that sampled it. Returns the rows."""
     assert len(batch.samples) == 4 * SAMPLES
     assert [(s.prompt, s.sample) for s in batch.samples] == [(p, i) for p in range(4) for i in range(SAMPLES)]
     rows: dict[int, int] = {}
@@ -380,4 +381,4 @@ def test_a_queue_needs_no_more_responses_than_slots_at_once(engines: int) -> Non
     for step in (1, 2):
         workers.load(step)
         source.take(step)
-    assert max(engine.most for engine in workers.engines) < 6 + SAMPLES
+    assert max(engine.max_unfinished for engine in workers.engines) < 6 + SAMPLES

@@ -19,11 +19,11 @@ NOISE, UNIT = 0.02, 2.0**-8
 class Workers(CalledByName):
     """A group of trainers, and of two engines. Log-probs are −1, and noise on them.
 
-    scale: the trainers' logits, so that their log-probs have a slope. asked: the calls.
+    scale: the trainers' logits, so that their log-probs have a slope. calls: the methods called, in order.
     """
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.random = np.random.default_rng(0)
         self.samples = 0
         self.factor = 1.0
@@ -50,15 +50,15 @@ class Workers(CalledByName):
 
     def trainer_log_probs(self, rows: list[Any], unit: float = 0.0, seed: int = 0) -> list[Any]:
         assert unit in (0.0, UNIT)
-        self.asked.append("noise" if unit else "trainer")
+        self.calls.append("noise" if unit else "trainer")
         return [self.factor * row for row in self.log_probs(rows)]
 
     def engine_log_probs(self, rows: list[Any]) -> list[list[Any]]:
-        self.asked.append("engine")
+        self.calls.append("engine")
         return [self.log_probs(rows), self.log_probs(rows)]
 
     def step(self, check: LogProbCheck, number: int) -> dict[str, float]:
-        self.asked.clear()
+        self.calls.clear()
         check.prepare(number, 20.0 * self.samples)
         return check.check(number, [self.compared(), None])
 
@@ -78,27 +78,27 @@ def test_own_samples_are_compared_and_only_noise_is_measured_besides(workers: Wo
     check = check_of(workers)
     workers.samples = 64
     metrics = workers.step(check, 1)
-    assert workers.asked == ["trainer", "noise"]
+    assert workers.calls == ["trainer", "noise"]
     assert metrics["log_prob_check/tokens"] == 64 * 20
     assert metrics["log_prob_check/mean_abs_diff"] == pytest.approx(NOISE * 2 / np.pi**0.5, rel=0.1)
     assert 0.5 < metrics["log_prob_check/margin"] < 1.0
     assert metrics["log_prob_check/max_abs_diff"] > 3 * metrics["log_prob_check/mean_abs_diff"]
     for number in range(2, CALIBRATE_EVERY):
         workers.step(check, number)
-        assert workers.asked == (["trainer", "noise"] if number == 2 else [])
+        assert workers.calls == (["trainer", "noise"] if number == 2 else [])
     workers.step(check, CALIBRATE_EVERY)
-    assert workers.asked == ["trainer", "noise"]
+    assert workers.calls == ["trainer", "noise"]
 
 
 def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     check = check_of(workers)
     workers.samples = 2
     metrics = workers.step(check, 3)
-    assert workers.asked == ["trainer", "noise", "engine"], "nothing is known of the noise before"
+    assert workers.calls == ["trainer", "noise", "engine"], "nothing is known of the noise before"
     probed = PROBE_TOKENS // 25
     assert metrics["log_prob_check/tokens"] == 2 * 20 + probed * 15, "rows are cut to what the engine can score"
     supplemented = workers.step(check, 4)
-    assert workers.asked == []
+    assert workers.calls == []
     assert supplemented["log_prob_check/tokens"] == 2 * 20
     workers.samples = 0
     without_tokens = workers.step(check, 5)
@@ -107,16 +107,16 @@ def test_few_tokens_are_supplemented_by_a_probe(workers: Workers) -> None:
     )
     workers.samples = 2
     workers.step(check, 6)
-    assert workers.asked == ["trainer", "engine"]
+    assert workers.calls == ["trainer", "engine"]
 
 
 def test_the_first_sync_is_probed_with_prompts_and_not_remembered(workers: Workers) -> None:
     check = check_of(workers)
     initial_state = check.state()
     check.prepare(0, 0.0, counts=False)
-    assert workers.asked == ["trainer", "noise"], "the engine has not the weights yet"
+    assert workers.calls == ["trainer", "noise"], "the engine has not the weights yet"
     metrics = check.check(0, [], counts=False)
-    assert workers.asked == ["trainer", "noise", "engine"]
+    assert workers.calls == ["trainer", "noise", "engine"]
     assert metrics["log_prob_check/tokens"] == 4 * 24
     assert check.state() == initial_state
     workers.factor = 1.5
@@ -144,7 +144,7 @@ def test_log_probs_that_are_no_numbers_stop_the_run(workers: Workers) -> None:
 def test_nothing_is_asked_if_the_check_is_off(workers: Workers) -> None:
     workers.samples = 64
     assert workers.step(check_of(workers, "off"), 1) == {}
-    assert workers.asked == []
+    assert workers.calls == []
 
 
 def test_a_restored_check_continues_as_it_was(workers: Workers) -> None:

@@ -1,4 +1,4 @@
-"""What the controller records of a step for viewers, and how it gives up rather than slow the run."""
+"""Records of a step that the controller writes for viewers, and when it drops them rather than slow the run."""
 
 from __future__ import annotations
 

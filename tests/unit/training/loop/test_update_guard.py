@@ -1,4 +1,4 @@
-"""What follows bad updates, by rule, with real batches that are saved and a run folder."""
+"""Reactions to bad updates, by rule, with real batches that are saved and a run folder."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["layers", "whole"], autouse=True)
 def wrapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How FSDP2 wraps the tiny model."""
+    """Wraps the tiny model with FSDP2, by layers or as a whole."""
     if request.param == "layers":
         monkeypatch.setattr("rlcli.model.parallel.fsdp_sharding.WHOLE_BYTES", 0)
     return str(request.param)

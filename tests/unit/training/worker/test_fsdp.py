@@ -1,4 +1,4 @@
-"""Updates on two real ranks, of which one alone goes wrong: neither steps, and both go on alike."""
+"""Updates on two real ranks, of which one alone goes wrong: neither steps, and both continue alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOSSES: dict[str, Loss] = {
     "gradient is NaN": lambda output: (output - output.detach()).abs().sqrt().sum(),
     "exploding": lambda output: 1e6 * output.square().mean(),
 }
-"""What rank 1 computes; rank 0 is always sound."""
+"""Losses of rank 1; rank 0 always computes a sound one."""
 
 
 class Model(torch.nn.Sequential):
@@ -89,7 +89,7 @@ def child(rank: int, folder: str) -> None:
 
 
 def copies(rank: int) -> dict[str, str]:
-    """What updates raise while each rank has a copy of the model: as it is, and after one copy has changed."""
+    """Errors of updates while each rank has a copy of the model: with equal copies, and after one copy has changed."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -119,8 +119,8 @@ HALF: dict[str, tuple[float, Loss]] = {
 
 
 def half(rank: int, folder: Path) -> dict[str, Any]:
-    """What an update of a model in float16 reports, the scale of its gradients after it, and in a backend that has
-    loaded its state, and how far it moves the weights; and what the same model in float32 does."""
+    """Update of a model in float16: its report, the gradient scale after it and in a backend that has loaded its state,
+    and how far it moves the weights; and the update of the same model in float32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     reports: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def half(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def unreduced(update: Callable[[str], object]) -> str:
-    """What an update raises in which each rank keeps its own gradients."""
+    """The error of an update in which each rank keeps its own gradients."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     def keep(_: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is trained on is what was generated and planned: each way of mixing it up stops the run."""
+"""Training uses the samples that were generated and planned: each way of mixing them up stops the run."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_mask_that_begins_with_the_prompts_end_stops_the_run(monkeypatch: pyte
 
 
 def sums_of(selected: SelectedSamples, ranks: int = 2) -> dict[str, float]:
-    """What the updates of all ranks report of a sound batch."""
+    """Sums that the updates of all ranks report for a sound batch."""
     total = {"tokens": 0.0, "check_rows": 0.0, "check_advantages": 0.0, "check_denominator": 0.0, "grad_norm": 1.0}
     for batch in batches(selected, ranks):
         total["check_denominator"] += batch.minibatch_counts[0].tokens / ranks

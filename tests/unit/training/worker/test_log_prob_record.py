@@ -1,4 +1,4 @@
-"""What a worker compares of a step's samples: tokens of the current weights, before the first optimizer step."""
+"""Samples whose log-probs a worker compares: tokens of the current weights, before the first optimizer step."""
 
 from __future__ import annotations
 

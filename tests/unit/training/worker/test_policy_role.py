@@ -1,4 +1,4 @@
-"""What the policy's role computes in an update, and what it leaves out, in one process without Ray."""
+"""Computations of the policy's role in an update, and those that it skips, in one process without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker records of the samples that it trains on: values that the update computes anyway, and no others."""
+"""Records of the samples that a worker trains on: values that the update computes anyway, and no others."""
 
 from __future__ import annotations
 

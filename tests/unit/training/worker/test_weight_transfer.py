@@ -119,11 +119,11 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
 
 
 class Trainers(CalledByName):
-    """Sends `count` buckets. on_way: how many were sent and not yet loaded, at most. problem: why no process group can
-    be formed; the members that joined are in `joined`."""
+    """Sends `count` buckets. max_in_flight: the most that were sent and not yet loaded. problem: why no process
+    group can be formed; the members that joined are in `joined`."""
 
     def __init__(self, count: int, problem: str = "no route") -> None:
-        self.count, self.sent, self.loaded, self.most = count, 0, 0, 0
+        self.count, self.sent, self.loaded, self.max_in_flight = count, 0, 0, 0
         self.next_sent = threading.Event()
         self.problem, self.joined, self.killed = problem, list[tuple[str, int, int]](), False
         self.broadcasts = list[bool]()
@@ -151,7 +151,7 @@ class Trainers(CalledByName):
             self.next_sent.set()
             return []
         self.sent += 1
-        self.most = max(self.most, self.sent - self.loaded)
+        self.max_in_flight = max(self.max_in_flight, self.sent - self.loaded)
         if not first:
             self.next_sent.set()
         return [self.sent]
@@ -214,7 +214,7 @@ def test_the_next_bucket_is_gathered_while_one_is_loaded() -> None:
     assert synced.difference == 0.5, "the largest of any engine counts"
     assert (synced.bytes, synced.checked, synced.check_s) == (5 * 20, 1, 0.125)
     assert workers.got == [1, 2, 3, 4, 5]
-    assert trainers.most == 2
+    assert trainers.max_in_flight == 2
 
 
 def test_weights_are_broadcast_over_a_process_group_that_is_formed_once() -> None:

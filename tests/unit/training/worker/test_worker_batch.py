@@ -1,4 +1,4 @@
-"""What a batch on one rank holds of a step, and what is worked out of it: the same however the step is dealt out."""
+"""The batch of one rank, and the values derived from it: the same however the step is distributed over ranks."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class Together:
     """Ranks in threads of one process: a sum that waits for all of them."""
 
     def __init__(self, world: int) -> None:
-        self.barrier, self.given = threading.Barrier(world, timeout=20), [torch.zeros(0)] * world
+        self.barrier, self.tensors = threading.Barrier(world, timeout=20), [torch.zeros(0)] * world
 
     def ranks(self, rank: int) -> Ranks:
         def all_of(tensor: Tensor) -> list[Tensor]:
             self.barrier.wait()
-            self.given[rank] = tensor
+            self.tensors[rank] = tensor
             self.barrier.wait()
-            return list(self.given)
+            return list(self.tensors)
 
         return Ranks(lambda tensor: torch.stack(all_of(tensor)).sum(0), lambda tensor: torch.cat(all_of(tensor)))
 

@@ -1,4 +1,4 @@
-"""What crosses between the controller and the workers, without Ray."""
+"""Values exchanged by the controller and the workers, without Ray."""
 
 from __future__ import annotations
 
@@ -154,27 +154,27 @@ def test_a_worker_closes_everything_and_says_what_failed(
 
 
 class Moves:
-    """In the place of an Offload: where everything is, and what happened in which order."""
+    """Replaces an Offload: records what is on the device, and the events in order."""
 
     def __init__(self) -> None:
-        self.here: set[str] = set()
-        self.told: list[str] = []
+        self.on_device: set[str] = set()
+        self.events: list[str] = []
 
     def to_device(self, *names: str, prefetch: bool = False) -> None:
-        self.here |= set(names)
+        self.on_device |= set(names)
 
     def to_host(self, *names: str) -> None:
-        self.here -= set(names)
+        self.on_device -= set(names)
 
     def see(self, event: str) -> Any:
-        """A stand-in that notes who was on the device when it was called."""
-        return lambda *_: self.told.append(f"{event}: {', '.join(sorted(self.here)) or 'nobody'}")
+        """A stub that records which models are on the device when it is called."""
+        return lambda *_: self.events.append(f"{event}: {', '.join(sorted(self.on_device)) or 'nobody'}")
 
 
 def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker) -> None:
     moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
     worker.offload = moves  # type: ignore[assignment]
-    worker.set_engine_active = lambda yes: moves.told.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
+    worker.set_engine_active = lambda yes: moves.events.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
     worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
     assert worker.rollout_role is not None
     worker.rollout_role.engine = engine
@@ -194,7 +194,7 @@ def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker)
     worker.update(0, MagicMock())
     worker.sync_weights(np.arange(2, dtype=np.int32), version=1)
     everyone = "critic, critic.optimizer, policy, policy.optimizer"
-    assert moves.told == [
+    assert moves.events == [
         "sleep: nobody",
         "torch alone: True",
         "compute_old_log_probs: policy",
