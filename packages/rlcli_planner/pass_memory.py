@@ -174,8 +174,8 @@ def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
 
 
 MUON_COPIES = 6
-"""Of the largest matrix in a step of Muon (`rlcli.model.muon`): sent, received, the iterate and the next, its products
-with itself."""
+"""Copies of the largest matrix in a step of Muon (`rlcli.model.muon`): sent, received, the iterate and the next, its
+products with itself."""
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:

@@ -84,7 +84,7 @@ class Setting:
     prompt_tokens: float
     """Mean length of a prompt if the data was read, else the maximum."""
     kv_cache_bytes: int | None
-    """Of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
+    """KV cache of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
     teachers: tuple[ModelShape, ...] = ()
     """Shapes of the teachers."""
     image_stats: ImageStats = ImageStats()
@@ -210,7 +210,7 @@ class Setting:
 
     @property
     def response_tokens(self) -> float:
-        """Of a sample: the maximum, or the mean of the given ones."""
+        """Response tokens of a sample: the maximum, or the given mean."""
         if self.given_response_tokens is None:
             return self.config.rollout.max_response_tokens
         return self.given_response_tokens
@@ -254,7 +254,7 @@ class Setting:
         )
 
     def passing(self, *, trained_whole: bool = False) -> Pass:
-        """How a pass through the policy runs; trained_whole: through the critic, which has no adapter."""
+        """Settings of a pass through the policy; trained_whole: through the critic, which has no adapter."""
         config = self.config
         checkpointing = config.model.gradient_checkpointing
         return Pass(

@@ -96,7 +96,7 @@ class SampleShard:
         return self.routes[self.route_offsets[index] : self.route_offsets[index + 1]]
 
     def _images_of_spans(self, index: int) -> list[int]:
-        """Of a row: how many images each span has. Those of an older checkpoint are in the prompt."""
+        """Number of images in each span of a row. In an older checkpoint all images are in the prompt."""
         start, end = self.span_offsets[index], self.span_offsets[index + 1]
         if self.span_pictures is None:
             rows = self.row_pictures
@@ -106,7 +106,7 @@ class SampleShard:
         return counts
 
     def _images(self, index: int) -> tuple[np.ndarray, ...]:
-        """Of a row: uint8 `[height, width, 3]`, views."""
+        """The images of a row: views, uint8 `[height, width, 3]`."""
         import numpy as np
 
         if self.pictures is None:

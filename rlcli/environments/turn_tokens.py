@@ -159,8 +159,8 @@ class TurnTemplate:
 
 
 REASONING = ("z", "")
-"""Of the prefix's turn. Some templates render a turn without reasoning differently once another one follows, others
-drop it then."""
+"""Reasoning of the prefix's turn, tried in this order. Once another turn follows, some templates render a turn without
+reasoning differently, and others drop the reasoning."""
 
 
 @overload

@@ -62,8 +62,8 @@ class ImageRule(ABC):
         each of its passes."""
 
     def engine_inputs(self, images: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
-        """What vLLM's model takes of processed images, by the names that its processor gives it; None if that
-        processor leaves processed images as they are, and so is given these."""
+        """Inputs of vLLM's model for processed images, under the names that its processor gives them; None if that
+        processor leaves processed images unchanged, so that they are passed to it."""
         return None
 
     def placed(self, width: int, height: int) -> list[int]:

@@ -65,7 +65,7 @@ class PatchRule(ImageRule):
         return self.patch * self.merge
 
     def fitted(self, width: int, height: int) -> tuple[int, int]:
-        """What the model's processor would choose, and would leave as it is."""
+        """Size to which the model's processor resizes the image, repeated until it would not resize it again."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         size = height, width

@@ -115,7 +115,7 @@ def _roots(folder: Path) -> tuple[Path, ...]:
 
 
 def _content(file: Path) -> bytes:
-    """What a regular file holds. Never waits: a pipe or a device is refused. Raises `OSError`."""
+    """Content of a regular file. Never blocks: a pipe or a device is refused. Raises `OSError`."""
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):

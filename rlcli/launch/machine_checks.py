@@ -58,7 +58,7 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """Of the check."""
+    """Name of the check."""
     status: Status
     """Its outcome."""
     detail: str

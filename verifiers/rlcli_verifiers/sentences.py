@@ -443,7 +443,7 @@ def _concluded(prose: str, stated: list[Value]) -> Value | None:
 
 
 def _main(prose: str, stated: list[Value]) -> Value | None:
-    """Of two values the one that is not in a phrase of time or means: "In 2 hours he earns $30"."""
+    """The one of two values that is not in a phrase of time or means: "In 2 hours he earns $30"."""
     values = [value for value in stated if not value.is_name]
     if len(values) != 2:
         return None

@@ -20,7 +20,7 @@ from rlcli.support.machine import processor
 from rlcli.support.machine.threads import waiting_environment
 
 VERSION = 2
-"""Of the measurement: a change of what is measured makes cached figures void."""
+"""Version of the measurement: raised when it changes, so that cached figures are measured again."""
 LIMIT_S = 90.0
 """Most seconds that the processes of a measurement may take, imports included."""
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}

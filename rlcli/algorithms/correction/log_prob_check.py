@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 COLUMNS = ("tokens", "x", "xx", "d", "xd", "a", "e", "late_a", "late_e", "k3", "ee", "largest")
-"""Of one sample's tokens: their number; the sums of x, x², d, x·d, |Δ| and 1 − p; of |Δ| and 1 − p beyond half of the
-samples' mean length; of π/μ − 1 − Δ and (1 − p)²; and the largest |Δ|, infinite if one is no number."""
+"""Figures of one sample: the number of its tokens; the sums over them of x, x², d, x·d, |Δ| and 1 − p; of |Δ| and 1 − p
+beyond half of the samples' mean length; of π/μ − 1 − Δ and (1 − p)²; and the largest |Δ|, infinite if one is NaN."""
 MOMENTS = COLUMNS.index("k3") + 1
 """Number of columns whose products are summed."""
 CLIP = 3.0
@@ -146,7 +146,7 @@ class Moments:
 
     @classmethod
     def of(cls, table: np.ndarray) -> Moments:
-        """Of the samples of one table, each with weight 1."""
+        """The moments of the samples of one table, each with weight 1."""
         v = table[:, :MOMENTS]
         return cls(v.sum(axis=0), v.T @ v, float(len(v)), float(len(v)))
 

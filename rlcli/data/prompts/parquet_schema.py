@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_ROWS = 32
-"""Of a row group, if they have images: megabytes each, and to show one of them a page reads its group."""
+"""Rows of a row group if they have images: a row takes megabytes, and a page that shows one reads its whole group."""
 JSON_FIELD = "rlcli_json"
 NO_VERIFIER = "rule"
 """The style of a row that names no verifier, as in verl's files."""

@@ -91,9 +91,9 @@ class LogProbs(TypedDict):
     """The log-probs of a turn."""
 
     content: list[TokenLogProb]
-    """Of each token."""
+    """Log-prob of each token."""
     refusal: None
-    """Of a refusal, which the policy does not have."""
+    """Always None: the policy has no refusals."""
 
 
 class Choice(TypedDict):
@@ -126,11 +126,11 @@ class Usage(TypedDict):
     """Numbers of tokens."""
 
     prompt_tokens: int
-    """Before the turn."""
+    """Tokens before the turn."""
     completion_tokens: int
-    """Of the turn."""
+    """Tokens of the turn."""
     total_tokens: int
-    """Both."""
+    """Their sum."""
 
 
 class Head(TypedDict):

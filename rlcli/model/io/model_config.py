@@ -54,8 +54,8 @@ REFUSED = {
 }
 """Why well-known `model_type`s are not supported."""
 SCORING, CHOICE = "sigmoid", "noaux_tc"
-"""How routers of models with latent attention score experts, and choose them: with a bias, within the best groups
-(DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+"""Scoring function of routers in models with latent attention, and their top-k method: with a bias, within the best
+groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -138,7 +138,7 @@ SIZES = (
 )
 """Sizes in config.json; none may be 0."""
 LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-"""Those of latent attention."""
+"""Sizes of latent attention in config.json."""
 MOST = 1 << 31
 """An upper bound on each."""
 KINDS = ("llama", "mistral", "qwen2", "qwen3")

@@ -24,7 +24,7 @@ NAMES = {
 }
 """Endings of names in checkpoints, and in vLLM's releases."""
 ADDED = ".mlp.experts.down_proj_bias"
-"""What all ranks' outputs together get once: the first rank has it, and the others zeros."""
+"""Weight that is added once to the sum of all ranks' outputs: the first rank has it, and the others zeros."""
 
 
 class WrittenWeights:
