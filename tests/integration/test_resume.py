@@ -213,8 +213,8 @@ def test_responses_go_on_through_updates_in_a_resumed_run_too(through: Runs, how
     whole = through[IN_FLIGHT]["whole"]
     assert_equal(whole, through[IN_FLIGHT][how])
     state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
-    begun = [one for group in state["waiting"] if group["open"] for one in group["open"]["begun"]]
-    assert any(0 < one["tokens"] < 24 for one in begun)
+    partial = [one for group in state["waiting"] if group["open"] for one in group["open"]["partial"]]
+    assert any(0 < one["tokens"] < 24 for one in partial)
     steps = metrics_of(whole)[1:]
     assert max(line["rollout/staleness_max"] for line in steps) == 2.0
     assert any("rollout/several_versions" in line for line in steps)
