@@ -16,7 +16,7 @@ from rlcli.data.sample_files import PartWriter, SampleRow, sample_row
 from rlcli.errors import EndpointError
 from rlcli.evaluation.evaluation_report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
-from rlcli.launch.verifier_trial import check_verifiers, refuse_rivals
+from rlcli.launch.verifier_trial import check_verifiers, refuse_comparisons
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.rollout.rollout_arguments import GREEDY
@@ -38,7 +38,7 @@ def served_name(client: ChatClient) -> str:
 def scoring(config: RunConfig, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier, on_note, tried=[prompts])
-    refuse_rivals(verifiers, "--endpoint")
+    refuse_comparisons(verifiers, "--endpoint")
     processes = config.verifier.processes or len(os.sched_getaffinity(0))
     sandbox = sandbox or config.verifier.sandbox
     return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)
