@@ -8,7 +8,7 @@
 | LiveCodeBench, DeepCoder | `[{"input": "…", "output": "…", "testtype": "functional"}]`, also packed |
 | Sandbox Fusion | `[{"input": {"stdin": "…"}, "output": {"stdout": "…"}}]` |
 | PRIME's SYNTHETIC-1, DeepCoder | `[{"type": "function_call", "fn_name": "f", "input": […], "output": […]}]` |
-| AceCode, MBPP | `["assert f(1) == 2"]`, with `test_setup_code` or `test_imports` in a column of its own |
+| AceCode, MBPP | `["assert f(1) == 2"]`, with `test_setup_code` or `test_imports` in a separate column |
 | KodCode | source for pytest: `from solution import f`, and functions named test_… |
 | HumanEval | source with `def check(candidate)`, and a column `entry_point` |
 

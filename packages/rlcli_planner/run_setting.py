@@ -80,7 +80,7 @@ class Setting:
     critic: ModelShape | None
     """Shape of the critic; None if there is none. A process reward model has the shape of a policy."""
     algorithm: Algorithm
-    """The algorithm, which tells which passes a step needs."""
+    """The algorithm, which determines the passes that a step needs."""
     prompt_tokens: float
     """Mean length of a prompt if the data was read, else the maximum."""
     kv_cache_bytes: int | None

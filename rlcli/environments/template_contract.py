@@ -76,7 +76,7 @@ BOUNDARIES: dict[str, tuple[list[Message], list[Message]]] = {
 
 class Agreement(StrEnum):
     """EXACT: the tokens are those of one rendering of the whole conversation. PAST: they are from the turn on; the
-    template renders what was before it differently, and the conversation keeps what was drawn. BROKEN: they are not.
+    template renders what was before it differently, and the conversation keeps its tokens. BROKEN: they are not.
     NONE: the template refuses such messages."""
 
     EXACT = "exact"

@@ -61,8 +61,8 @@ def content_parts(content: str) -> list[dict[str, str | None]]:
 
 
 def marked(messages: Sequence[Message], images: int) -> tuple[Message, ...]:
-    """The messages with one marker for each of so many images: as they are, or without any marker with all of them at
-    the start of the first user message. Raises `BadImage` if the numbers differ."""
+    """The messages with one marker for each of the `images` images: unchanged, or if they have no marker, with
+    all of them at the start of the first user message. Raises `BadImage` if the numbers differ."""
     count = markers(messages)
     if count == images:
         return tuple(messages)

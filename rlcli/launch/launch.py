@@ -172,7 +172,7 @@ def _serving(prepared: Prepared, logs: Path, planned: Sequence[_Group]) -> Abstr
     """Servers of the models that verifiers query, on other devices than the workers."""
     loopback = not cluster_address(prepared.config.cluster.address)
     worker_pools = [group.pool for group in planned]
-    return serving(prepared.served, prepared.facts.device, logs, beside=worker_pools, loopback=loopback)
+    return serving(prepared.served, prepared.facts.device, logs, other_pools=worker_pools, loopback=loopback)
 
 
 def _planned_groups(spec: WorkerSpec) -> list[_Group]:

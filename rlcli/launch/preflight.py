@@ -256,7 +256,7 @@ def _note_repeats(
     if not conversing and (copies := repeated_rows(prompts)):
         on_note(
             f"{copies} of {len(prompts)} training rows repeat the prompt of another one: each row is drawn once an "
-            "epoch, as a group of its own, so that a prompt weighs as much as it has rows"
+            "epoch, as a separate group, so that a prompt weighs as much as it has rows"
         )
     if held_out is None:
         return

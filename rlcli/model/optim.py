@@ -92,7 +92,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def gradient_scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """`x`, whose gradient goes on `scale` times as large."""
+    """`x`; its gradient is multiplied by `scale`."""
     scaled: torch.Tensor = _Scaled.apply(x, scale)
     return scaled
 

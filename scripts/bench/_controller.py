@@ -30,7 +30,7 @@ from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
 from rlcli.types import Outcome
 
-ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), drawn=True)
+ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), sampled=True)
 """A sample of which engine and trainer find the same log-probs."""
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")
 

@@ -62,13 +62,13 @@ async def verify(
     score it by itself: each pair in both orders, and the reward is the share of these comparisons that it wins, half of
     one for a draw. points is not used then. CRASH: there is no other response.
 
-    url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves itself instead, on devices of its
-    own: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each server).
-    key: the environment variable with its API key. temperature, top_p, max_tokens, seed: of its replies. structured:
-    ask for JSON by a schema, as long as the endpoint accepts it. omit: fields of the request that are not sent, such as
-    temperature. rename: other names for fields, such as {max_tokens = "max_completion_tokens"}. extra: further fields
-    of each request. concurrency, requests_per_minute, tokens_per_minute: of this
-    machine, 0: no limit. call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
+    url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves instead, on separate
+    devices: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each
+    server). key: the environment variable with its API key. temperature, top_p, max_tokens, seed: of its replies.
+    structured: ask for JSON by a schema, as long as the endpoint accepts it. omit: fields of the request that are not
+    sent, such as temperature. rename: other names for fields, such as {max_tokens = "max_completion_tokens"}. extra:
+    further fields of each request. concurrency, requests_per_minute, tokens_per_minute: of this machine, 0: no limit.
+    call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
     by content in the user's cache folder. price_in, price_out: of a million tokens, for the metric usage/cost.
 
     TIMEOUT: no verdict within wait_s. CRASH: the endpoint refused or kept failing. UNPARSED: its reply is no verdict.

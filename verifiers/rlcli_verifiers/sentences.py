@@ -101,7 +101,7 @@ _CUT_OFF = re.compile(
     r"|\b(?:to|of|the|by|with|for|is|are|a|an|from)\W*$",
     re.IGNORECASE,
 )
-"""The end of a sentence that has no full stop and goes on after its value."""
+"""The end of a sentence that has no full stop and continues after its value."""
 
 _STARTS_UNSURE = re.compile(
     r"[^\w$\\]*(?:(?:or|note|notice|recall|observe|remember)\b|(?:case|option|interpretation|scenario|method|approach)\s+(?:\d|two|b)\b)",

@@ -59,7 +59,7 @@ class Rates:
     operation_s: float
     """Seconds of a small operation: its dispatch, and waking the threads."""
     draw_s: float
-    """Seconds of one logit when tokens are drawn on a CPU: noise, log-probs and ranks."""
+    """Seconds of one logit when tokens are sampled on a CPU: noise, log-probs and ranks."""
     softmax_s: float
     """Seconds of one logit in the head's loss, forward and backward."""
     python_s: float
@@ -74,7 +74,7 @@ class Rates:
         return _between(self.widths, self.training if training else self.forward, width)
 
     def of_product(self, width: int, rows: float) -> float:
-        """Operations per second of a linear layer for so many rows."""
+        """Operations per second of a linear layer for this number of rows."""
         return _between(self.widths, [_between(self.rows, rates, rows) for rates in self.products], width)
 
 

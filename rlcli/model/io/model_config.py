@@ -47,7 +47,7 @@ REFUSED = {
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
     "kimi_k2": "transformers has its code as 'deepseek_v3': write that as model_type, and remove auto_map",
     **dict.fromkeys(("lfm2", "lfm2_moe"), "its convolutions would read the tokens of the sample before in a pack"),
-    "mllama": "its layers attend to images apart from the text",
+    "mllama": "its layers attend to images separately from the text",
     "nemotron_h": "its Mamba layers would pass the state of a sample on to the next one in a pack",
     "paligemma": "a prompt's tokens see those that follow them",
     "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",

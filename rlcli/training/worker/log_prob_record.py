@@ -71,7 +71,7 @@ class LogProbRecord:
             used = current & np.isfinite(trainer)
             sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.response_tokens for row in micro.rows])
             lengths = np.bincount(sample[used], minlength=len(micro.rows))
-            tables.append(sample_table(trainer[used], engine[used], lengths, drawn=True))
+            tables.append(sample_table(trainer[used], engine[used], lengths, sampled=True))
         self._log_probs = {}
         return Comparison.of(joined(tables))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Images = Sequence[UInt8[np.ndarray, "height width 3"]]
 
 NEVER = -100.0
-"""Added to the logits of tokens that are not drawn; vLLM takes no less."""
+"""Added to the logits of tokens that must not be sampled; vLLM takes no less."""
 
 
 def settings(spec: EngineSpec) -> dict[str, object]:

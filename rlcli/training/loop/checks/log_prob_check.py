@@ -186,4 +186,4 @@ def _table(trainer: list[np.ndarray], engine: list[np.ndarray]) -> np.ndarray:
     import numpy as np
 
     lengths = np.array([len(row) for row in trainer])
-    return sample_table(np.concatenate(trainer), np.concatenate(engine), lengths, drawn=False)
+    return sample_table(np.concatenate(trainer), np.concatenate(engine), lengths, sampled=False)

@@ -42,7 +42,7 @@ class Workers(CalledByName):
         other = true + NOISE * self.random.standard_normal(len(true))
         if self.broken:
             other[:1] = np.nan
-        return Comparison.of(sample_table(mine, other, lengths, drawn=False))
+        return Comparison.of(sample_table(mine, other, lengths, sampled=False))
 
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
         assert tokens == NOISE_TOKENS

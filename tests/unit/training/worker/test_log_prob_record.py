@@ -44,7 +44,7 @@ def test_only_tokens_of_the_current_weights_are_compared() -> None:
         micro_of(trajectory(2, (3, 6), (2, 7)), trajectory(1, (4, 6)), trajectory(1, (1, 7))), -torch.arange(10.0)
     )
     assert record.tokens == 3
-    table = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), drawn=True)
+    table = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), sampled=True)
     assert_equal(record.comparison(), Comparison.of(table))
     assert record.comparison().tokens == 0, "each token is compared once"
 
