@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlcli_planner.fitting.suggest import Suggestions
     from rlcli_planner.forecast import Forecast
     from rlcli_planner.phase_memory import PhaseMemory
-    from rlcli_planner.run_setting import Keys
+    from rlcli_planner.plan_input import Keys
 
 BAR = 40
 """Characters of a bar that is a whole device."""

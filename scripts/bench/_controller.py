@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison, sample_table
 from rlcli.cluster.dispatch import per_rank, sum_by_key
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, SampleTable
@@ -61,7 +61,7 @@ class FakeRank:
         if name == "trainer_log_probs":
             return [np.full(4, -1.0)] * len(args[0])
         if name == "step_report":
-            return StepReport({}, (), compared=Comparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
+            return StepReport({}, (), compared=LogProbComparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
         kind = str(getattr(WorkerCalls, name).__annotations__["return"]).partition("[")[0]
         return {"dict": {}, "list": []}.get(kind)
 

@@ -41,7 +41,7 @@ from rlcli_planner.known_devices import GIB, cpu, parse_gpus, with_rates
 from rlcli_planner.launch.local_machine import own_device, rates_of
 from rlcli_planner.launch.measured_lengths import lengths_like, prompt_stats
 from rlcli_planner.model_shape import read_shape
-from rlcli_planner.run_setting import Sections, Setting, by_section, setting_of
+from rlcli_planner.plan_input import RunPlanInput, Sections, by_section, setting_of
 
 AUTO = "--memory auto"
 FOLLOWED = "this machine's memory"
@@ -230,7 +230,7 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     return resolved, prepared.changed(config, kv_cache_bytes=cache), rows
 
 
-def _lowered(resolved: Resolved, setting: Setting) -> tuple[Sections, Rows]:
+def _lowered(resolved: Resolved, setting: RunPlanInput) -> tuple[Sections, Rows]:
     """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan; none
     with train.deterministic, since other sizes sum in another order."""
     config = setting.config
@@ -299,7 +299,7 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     )
 
 
-def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:
+def _rows(setting: RunPlanInput, kind: str, prompts: TokenizedPrompts | None) -> Rows:
     """The derived plan, as far as it is known without a machine and possibly without data."""
     config = setting.config
     roles: set[Role] = {"policy", "engine"} if setting.has_engine else {"policy"}

@@ -218,7 +218,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogProbComparison:
     """Engine against trainer on some samples, as sums over their table. Comparisons of several workers are added."""
 
     moments: Moments
@@ -229,7 +229,7 @@ class Comparison:
     """Largest |Δ| of a token; infinite if one is NaN."""
 
     @classmethod
-    def of(cls, table: np.ndarray) -> Comparison:
+    def of(cls, table: np.ndarray) -> LogProbComparison:
         return cls(Moments.of(table), worst_sample(table), float(table[:, -1].max(initial=0.0)))
 
     @property
@@ -237,8 +237,8 @@ class Comparison:
         """Tokens that were compared."""
         return self.moments.total("tokens")
 
-    def __add__(self, other: Comparison) -> Comparison:
-        return Comparison(
+    def __add__(self, other: LogProbComparison) -> LogProbComparison:
+        return LogProbComparison(
             self.moments + other.moments,
             max(self.worst_sample, other.worst_sample),
             max(self.largest, other.largest),
@@ -341,7 +341,7 @@ class Statistic:
         return abs(self.value) <= self.bound  # a NaN does not
 
 
-def statistics(moments: Moments, step: Comparison, trainer: Moments) -> list[Statistic]:
+def statistics(moments: Moments, step: LogProbComparison, trainer: Moments) -> list[Statistic]:
     """All statistics, those of a particular cause first. moments: of the last steps' samples; step: this step's;
     trainer: of the trainer alone, whose layers rounded once more, against itself."""
     results = [Statistic("nonfinite", float(not math.isfinite(step.largest)), 0.0, "a log-prob is NaN or infinite")]

@@ -17,7 +17,7 @@ from rlcli.algorithms.correction.log_prob_check import (
     SAMPLE,
     SPREAD,
     TOKEN,
-    Comparison,
+    LogProbComparison,
     Moments,
     deviations,
     joined,
@@ -82,7 +82,7 @@ def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
     moments = Moments.of(joined([]))
     for table in tables:
         moments = moments.scaled(0.8) + Moments.of(table)
-    return [s.name for s in statistics(moments, Comparison.of(tables[-1]), trainer) if not s.holds]
+    return [s.name for s in statistics(moments, LogProbComparison.of(tables[-1]), trainer) if not s.holds]
 
 
 def of_trainer(noise: float, seed: int = 99) -> Moments:
@@ -180,16 +180,16 @@ def test_few_samples_need_more_standard_errors() -> None:
 
 def test_estimates_without_tokens_or_spread_say_nothing() -> None:
     nothing = Moments.of(joined([]))
-    assert [s.name for s in statistics(nothing, Comparison.of(joined([])), NOTHING)] == ["nonfinite"]
+    assert [s.name for s in statistics(nothing, LogProbComparison.of(joined([])), NOTHING)] == ["nonfinite"]
     assert noise_of(nothing).error == position_of(nothing).error == math.inf
     constant = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), sampled=True))
     assert slope_of(constant).error == math.inf
-    assert [s.name for s in statistics(constant, Comparison.of(joined([])), NOTHING) if not s.holds] == []
+    assert [s.name for s in statistics(constant, LogProbComparison.of(joined([])), NOTHING) if not s.holds] == []
 
 
 def test_a_comparison_survives_its_way_to_the_controller() -> None:
     table = Simulated(0, 0.06, samples=32).table()
-    sent, received = Comparison.of(table), pickle.loads(pickle.dumps(Comparison.of(table)))
+    sent, received = LogProbComparison.of(table), pickle.loads(pickle.dumps(LogProbComparison.of(table)))
     np.testing.assert_array_equal(received.moments.sums, sent.moments.sums)
     np.testing.assert_array_equal(received.moments.products, sent.moments.products)
     np.testing.assert_array_equal(sent.moments.products, sent.moments.products.T)
@@ -213,7 +213,7 @@ def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> No
         moments = moments.scaled(0.8) + Moments.of(table)
         # Measured anew every ten steps, each time from few samples.
         alone = known[dtype] if step % 10 else of_trainer(DTYPE_NOISE[dtype], 1000 + step)
-        wrong += [s.name for s in statistics(moments, Comparison.of(table), alone) if not s.holds]
+        wrong += [s.name for s in statistics(moments, LogProbComparison.of(table), alone) if not s.holds]
     assert wrong == []
 
 

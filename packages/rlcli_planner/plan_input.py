@@ -68,7 +68,7 @@ class PromptStats:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunPlanInput:
     """The planner's input."""
 
     config: RunConfig
@@ -94,11 +94,11 @@ class Setting:
     given_response_tokens: float | None = None
     """Mean length of the responses that the data gives (`data.response`); None if it gives none, or was not read."""
 
-    def with_keys(self, **sections: Mapping[str, ConfigValue]) -> Setting:
+    def with_keys(self, **sections: Mapping[str, ConfigValue]) -> RunPlanInput:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
         return replace(self, config=self.config.changed(**sections))
 
-    def with_dedicated_workers(self, workers: int) -> Setting:
+    def with_dedicated_workers(self, workers: int) -> RunPlanInput:
         """The setting of dedicated workers of a critic or of teachers."""
         return self.with_keys(cluster={"workers": workers}, parallel={"replicate": 1, "expert": 1})
 
@@ -340,7 +340,7 @@ def setting_of(
     prompts: PromptStats | None = None,
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
-) -> Setting:
+) -> RunPlanInput:
     """The setting of a run. prompts: lengths of its data; None: prompts are as long as allowed, and consist of image
     tokens if the model accepts images. Raises an RlcliError that names a model or an algorithm that cannot be used."""
     policy = read(config.model.path)
@@ -355,7 +355,7 @@ def setting_of(
     if prompts is None:
         longest = config.data.max_prompt_tokens
         prompts = PromptStats(longest, ImageStats(longest, 1.0) if policy.vision_encoder is not None else ImageStats())
-    return Setting(
+    return RunPlanInput(
         config=config,
         device=device,
         policy=policy,
