@@ -157,8 +157,8 @@ def _of_struct(struct: Mapping[str, Any], column: str, row: Mapping[str, Any], d
         return _of_source(struct["pytest"], column, row)
     for inputs, outputs in (("inputs", "outputs"), ("input", "output")):
         if inputs in struct and outputs in struct:
-            columns = _columns(struct[inputs], struct[outputs], bool(struct.get("fn_name")), column)
-            return _of_columns(*columns, struct.get("fn_name"), column)
+            inputs_list, outputs_list = _columns(struct[inputs], struct[outputs], bool(struct.get("fn_name")), column)
+            return _of_columns(inputs_list, outputs_list, struct.get("fn_name"), column)
     if isinstance(struct.get("test"), str):
         return _of_source(struct["test"], column, {**row, **struct})
     holder = next((name for name in HOLDERS if struct.get(name)), "")

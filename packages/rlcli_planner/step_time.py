@@ -61,14 +61,13 @@ def times(setting: RunPlanInput) -> list[PhaseTime]:
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
     }
-    forward = _pass_seconds(setting, passes=1, head=1, vision_flops=_vision_flops(setting))
-    phases += [PhaseTime(name, *forward) for name, is_needed in needed.items() if is_needed]
+    seconds, bound = _pass_seconds(setting, passes=1, head=1, vision_flops=_vision_flops(setting))
+    phases += [PhaseTime(name, seconds, bound) for name, is_needed in needed.items() if is_needed]
     if setting.teachers:
         phases.append(_teach(setting))
     if (critic := _as_critic(setting)) is not None:
-        phases.append(
-            PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards))
-        )
+        seconds, bound = _pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards)
+        phases.append(PhaseTime("critic", seconds, bound))
     phases.append(_update(setting))
     if setting.has_engine:
         phases.append(_sync(setting))

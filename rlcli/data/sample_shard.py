@@ -76,9 +76,10 @@ class SampleShard:
     def row(self, index: int) -> Trajectory:
         """A trajectory, whose arrays are views."""
         at = slice(self.span_offsets[index], self.span_offsets[index + 1])
-        columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
+        ends, speakers = self.span_ends[at].tolist(), self.span_speakers[at].tolist()
+        versions = self.span_versions[at].tolist()
         spans, start = [], 0
-        for end, speaker, version, images in zip(*columns, self._images_of_spans(index), strict=True):
+        for end, speaker, version, images in zip(ends, speakers, versions, self._images_of_spans(index), strict=True):
             spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, images))
             start = end
         return Trajectory(

@@ -140,5 +140,5 @@ def _difference(tokenizer: PreTrainedTokenizerBase, ours: list[int], rendered: l
     same = next(
         (i for i, (a, b) in enumerate(zip(ours, rendered, strict=False)) if a != b), min(len(ours), len(rendered))
     )
-    texts = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, rendered))
-    return "{!r} in place of {!r}".format(*texts)
+    our_text, rendered_text = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, rendered))
+    return f"{our_text!r} in place of {rendered_text!r}"

@@ -412,9 +412,10 @@ def check_inputs(
         [entry for entry in recorded if entry.key not in skipped],
         [entry for entry in files if entry.key not in skipped],
     )
-    data = [[entry for entry in some if entry.key in BY_FINGERPRINT] for some in (recorded, files)]
+    recorded_data = [entry for entry in recorded if entry.key in BY_FINGERPRINT]
+    data = [entry for entry in files if entry.key in BY_FINGERPRINT]
     _judge(run, changes, on_note, step=step, accept=accept)
-    return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(*data))
+    return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(recorded_data, data))
 
 
 def with_hub_models(

@@ -135,8 +135,8 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> RunComparison:
     damage = [RunData(folder).damage() for folder in folders]
     unread = [f"{name}: {note}" for name, notes in zip(names, damage, strict=True) for note in notes]
     lines = [metrics_of(folder) for folder in folders]
-    config = _config(*folders)
-    evaluations = _evaluations(*folders, changed)
+    config = _config(run_a, run_b)
+    evaluations = _evaluations(run_a, run_b, changed)
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
     empty = [f"{name} has no metrics of a step" for name, run_lines in zip(names, lines, strict=True) if not run_lines]
     shown = dict(zip(folders, names, strict=True))

@@ -159,10 +159,10 @@ def _write_file(file: Path, tables: Iterable[pa.Table]) -> None:
 
     rest = iter(tables)
     first = next(rest)
-    options = {"row_group_size": IMAGE_ROWS} if "images" in first.column_names else {}
+    row_group_size = IMAGE_ROWS if "images" in first.column_names else None
     with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
         for table in chain([first], rest):
-            writer.write_table(table, **options)
+            writer.write_table(table, row_group_size)
 
 
 def unpack_extra_info(stored: Mapping[str, object] | None) -> dict[str, object]:

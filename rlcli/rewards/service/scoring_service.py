@@ -284,7 +284,7 @@ class _Client:
         texts, responses = [], []
         for tokens, spare, fields in frames:
             ids, text = self._decoded(tokens, spare)
-            others = [self._decoded(*other)[1] for other in fields.get("other_responses", ())]
+            others = [self._decoded(other_ids, spare)[1] for other_ids, spare in fields.get("other_responses", ())]
             request = VerifyRequest(
                 text,
                 "",

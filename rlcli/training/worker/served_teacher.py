@@ -73,7 +73,7 @@ class ServedTeacher:
                     progress()
                     return _scores(link, listed, tokens, response_mask, self._top_k, self._below)
 
-            return list(await asyncio.gather(*(scored(*sequence) for sequence in sequences)))
+            return list(await asyncio.gather(*(scored(tokens, mask) for tokens, mask in sequences)))
 
 
 def check_served_teacher(url: str, model: str, positions: int, top_k: int) -> None:

@@ -95,7 +95,7 @@ class Prompts:
 
         counts = [rule.tokens(image.shape[1], image.shape[0]) for image in images]
         placeholders = [
-            PlaceholderRange(*start_and_count) for start_and_count in zip(rule.starts(ids, images), counts, strict=True)
+            PlaceholderRange(start, count) for start, count in zip(rule.starts(ids, images), counts, strict=True)
         ]
         return {
             "type": "multimodal",
