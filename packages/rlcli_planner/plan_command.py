@@ -221,9 +221,9 @@ def _parts(predicted: Forecast) -> Table:
 
 def _named(predicted: Forecast) -> list[tuple[str, PhaseMemory]]:
     dedicated = {
-        "engine apart": predicted.engine_worker,
-        "critic apart": predicted.critic_worker,
-        "teacher apart": predicted.teacher_worker,
+        "dedicated engine": predicted.engine_worker,
+        "dedicated critic": predicted.critic_worker,
+        "dedicated teacher": predicted.teacher_worker,
     }
     return [
         *((phase.name, phase) for phase in predicted.memory),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -115,13 +115,18 @@ def ask(
     finally:
         if writer is not None:
             writer.flush()
-    several = [hashes for hashes in texts.values() if len(hashes) > 1]
-    if several and config.evaluation.temperature > 0 and all(len({*hashes}) == 1 for hashes in several):
+    _note_equal_samples(texts.values(), config.evaluation.temperature, on_note)
+    return Responses.of(prompt_indexes, *([row[name] for row in done] for name in COLUMNS))
+
+
+def _note_equal_samples(texts: Iterable[Sequence[int]], temperature: float, on_note: Callable[[str], None]) -> None:
+    """Note if no two samples of any prompt differ. texts: for each prompt a hash of each sample's text."""
+    several = [hashes for hashes in texts if len(hashes) > 1]
+    if several and temperature > 0 and all(len({*hashes}) == 1 for hashes in several):
         on_note(
             f"all samples of a prompt are equal, for each of {len(several)} prompts, at temperature "
-            f"{config.evaluation.temperature:g}: the server may ignore the temperature or the seed that it is sent"
+            f"{temperature:g}: the server may ignore the temperature or the seed that it is sent"
         )
-    return Responses.of(prompt_indexes, *([row[name] for row in done] for name in COLUMNS))
 
 
 def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRequest:
