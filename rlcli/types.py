@@ -68,7 +68,7 @@ class Prompt:
         """32 hexadecimal digits, equal for rows that pose the same problem: equal messages, images, ground truth and
         verifier. In an evaluation, responses to such rows are samples of one prompt.
 
-        with_extra_info: `extra_info` must be equal too, but for the row's `index` and `split`: an environment may read
+        with_extra_info: `extra_info` must be equal too, except the row's `index` and `split`: an environment may read
         its task there.
         """
         messages = [sorted(message.items()) for message in self.messages]

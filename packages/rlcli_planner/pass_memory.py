@@ -190,7 +190,7 @@ def stepping(setting: RunPlanInput, shape: ModelShape) -> Parts:
 
 def sending(setting: RunPlanInput) -> Parts:
     """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and what the engine does
-    with them: on GPUs a module that is loaded anew, on CPUs a layer that is packed, as received, as packed, and its old
+    with them: on GPUs a reloaded module, on CPUs a layer that is packed, as received, as packed, and its old
     version."""
     if setting.separate_adapter:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}

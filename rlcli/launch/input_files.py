@@ -34,7 +34,7 @@ SHORT = 12
 WHOLE_BYTES = 1 << 30
 """Largest file, other than weights, whose bytes are all read for its digest."""
 ROWS_BYTES = 64 << 20
-"""Largest parquet file whose rows are read for its digest, so that the same rows in a file written anew are equal."""
+"""Largest parquet file whose rows are read for its digest, so that the same rows in a rewritten file are equal."""
 COPY_BYTES, COPIES_BYTES = 1 << 20, 16 << 20
 """Largest file that is copied into the run folder, and all copies together."""
 COPIED = (".py", ".jinja", ".toml", ".yaml", ".yml", ".json", ".txt", ".md")

@@ -56,7 +56,7 @@ PROPERTIES = (
         "accepts something that is no answer: read the examples, fix the verifier (rlcli verifiers audit), or check "
         "with another one (rlcli rescore). Harmless if answers moved to another form, such as 1/2 for 0.5.",
     ),
-    # Two prompts with different ground truths have no right answer in common, but for rows that are ambiguous or wrong.
+    # Two prompts with different ground truths have no right answer in common, except in ambiguous or wrong rows.
     Property(
         "one_response",
         "One response fits different answers",

@@ -52,7 +52,7 @@ def install() -> None:
 
 def expose(model: nn.Module) -> int:
     """Let each layer of `model` that multiplies by a `PackedMatrix` call it directly: the check recognises it by its
-    type. Returns how many layers do. Called after each load, which packs anew."""
+    type. Returns how many layers do. Called after each load, which packs again."""
     exposed = 0
     for layer in model.modules():
         matrix = _packed_by(vars(layer).get("cpu_linear"))

@@ -4,7 +4,7 @@ vLLM proposes the drafts and computes the logits of all of them in one forward p
 each position is sampled as without drafts, by the noise of (seed, position), and drafts are kept as long as they equal
 the sampled tokens. A draft is a fixed token d, so this accepts it with the target's probability p(d), and a
 rejected one is replaced by a token from p without d: the rule of Leviathan et al. (2022, arXiv:2211.17192) for such a
-draft. Besides, the tokens are those that the same seeds give without drafts, but for rounding.
+draft. Besides, the tokens are those that the same seeds give without drafts, except for rounding.
 
 vLLM 0.32's own rule is replaced for a second reason: on CPUs its kernel `expand_kernel` writes the temperatures into a
 copy, so that the result holds uninitialised memory, and log-probs are nats off at any temperature above 0.
