@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -67,7 +68,7 @@ class Prompt:
         """32 hexadecimal digits, equal for rows that pose the same problem: equal messages, images, ground truth and
         verifier. In an evaluation, responses to such rows are samples of one prompt.
 
-        with_extra_info: `extra_info` must be equal too, but for the row's `index` and `split`: an environment may read
+        with_extra_info: `extra_info` must be equal too, except the row's `index` and `split`: an environment may read
         its task there.
         """
         messages = [sorted(message.items()) for message in self.messages]
@@ -128,6 +129,11 @@ USAGE = "usage/"
 LOGGED = "log/"
 """Prefix of the parts of a verdict that its verifier only logs, as metrics: never part of a reward."""
 
+OTHER_RESPONSES = "other_responses"
+"""Option of a verifier that compares responses: the number of `VerifyRequest.other_responses` that it gets."""
+OLD_OTHER_RESPONSES = "rivals"
+"""The old name of the option and of the field, read for one release."""
+
 
 def is_reward(part: str) -> bool:
     """True if a part of a verdict, by its name, is part of a reward.
@@ -163,8 +169,9 @@ class VerifyRequest:
     """All messages of a conversation, the prompt's included; empty for a single response."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Report of the environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step)."""
-    rivals: Sequence[str] = ()
-    """Other responses of its group, for a verifier that compares them (its option `rivals`: how many)."""
+    other_responses: Sequence[str] = ()
+    """Texts of other responses of its group, for a verifier that compares them (its option `other_responses`: how
+    many)."""
     step: int = 0
     """Training step, from 1, in which the response was generated; 0 where that is unknown, as for verifiers that get
     responses one by one."""
@@ -173,7 +180,11 @@ class VerifyRequest:
 
     if not TYPE_CHECKING:  # a type checker still refuses such names
 
-        def __getattr__(self, name: str) -> None:
+        def __getattr__(self, name: str) -> Any:
+            if name == OLD_OTHER_RESPONSES:
+                text = f"VerifyRequest.{name} is now called {OTHER_RESPONSES}; the next release refuses the old name"
+                warnings.warn(text, FutureWarning, stacklevel=2)
+                return self.other_responses
             fields = ", ".join(self.__dataclass_fields__)
             raise AttributeError(f"a VerifyRequest has no field {name!r}; it has {fields}")
 

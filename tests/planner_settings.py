@@ -11,7 +11,7 @@ from rlcli_planner.known_devices import parse_gpus
 from rlcli_planner.machine.machine_rates import Rates
 from rlcli_planner.model_shape import ModelShape, read_shape
 from rlcli_planner.phase_memory import phases
-from rlcli_planner.run_setting import Setting, setting_of
+from rlcli_planner.plan_input import RunPlanInput, setting_of
 
 from rlcli.config.load import resolve
 
@@ -54,7 +54,7 @@ def qwen_7b() -> ModelShape:
         return read_shape(folder)
 
 
-def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> Setting:
+def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> RunPlanInput:
     device, count = parse_gpus(gpus)
     kind = "cpu" if device.is_cpu else "cuda"
     flags = {"model.path": "m", "cluster.workers": count, "cluster.device": kind}
@@ -62,5 +62,5 @@ def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> S
     return setting_of(resolve(recipe, flags, sets).config, device, kv_cache_bytes=cache, read=lambda *_: shape)
 
 
-def totals(setting: Setting) -> dict[str, float]:
+def totals(setting: RunPlanInput) -> dict[str, float]:
     return {phase.name: phase.total for phase in phases(setting)}

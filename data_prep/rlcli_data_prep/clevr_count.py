@@ -26,9 +26,9 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
     end = None if options.count is None else held_out + options.count
     parts = {"train": (held_out, end), "test": (0, held_out)}
     return {
-        split: islice(read_all(options, HUB_ID, name="clevr", join=True), *bounds)
-        for split, bounds in parts.items()
-        if bounds[1] != 0
+        split: islice(read_all(options, HUB_ID, name="clevr", join=True), start, stop)
+        for split, (start, stop) in parts.items()
+        if stop != 0
     }
 
 

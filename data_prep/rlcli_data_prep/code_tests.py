@@ -8,7 +8,7 @@
 | LiveCodeBench, DeepCoder | `[{"input": "…", "output": "…", "testtype": "functional"}]`, also packed |
 | Sandbox Fusion | `[{"input": {"stdin": "…"}, "output": {"stdout": "…"}}]` |
 | PRIME's SYNTHETIC-1, DeepCoder | `[{"type": "function_call", "fn_name": "f", "input": […], "output": […]}]` |
-| AceCode, MBPP | `["assert f(1) == 2"]`, with `test_setup_code` or `test_imports` in a column of its own |
+| AceCode, MBPP | `["assert f(1) == 2"]`, with `test_setup_code` or `test_imports` in a separate column |
 | KodCode | source for pytest: `from solution import f`, and functions named test_… |
 | HumanEval | source with `def check(candidate)`, and a column `entry_point` |
 
@@ -157,8 +157,8 @@ def _of_struct(struct: Mapping[str, Any], column: str, row: Mapping[str, Any], d
         return _of_source(struct["pytest"], column, row)
     for inputs, outputs in (("inputs", "outputs"), ("input", "output")):
         if inputs in struct and outputs in struct:
-            columns = _columns(struct[inputs], struct[outputs], bool(struct.get("fn_name")), column)
-            return _of_columns(*columns, struct.get("fn_name"), column)
+            inputs_list, outputs_list = _columns(struct[inputs], struct[outputs], bool(struct.get("fn_name")), column)
+            return _of_columns(inputs_list, outputs_list, struct.get("fn_name"), column)
     if isinstance(struct.get("test"), str):
         return _of_source(struct["test"], column, {**row, **struct})
     holder = next((name for name in HOLDERS if struct.get(name)), "")

@@ -15,7 +15,7 @@ INSTRUCTION = (
     "The reasoning process MUST BE enclosed within <think> </think> tags. "
     "The final answer MUST BE put in \\boxed{}."
 )
-"""That of verl's example."""
+"""The instruction of verl's example."""
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:

@@ -212,7 +212,7 @@ def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
     revision = next((match[1] for match in map(_REVISION.match, sums) if match), "")
     origin = f"{hub_id}@{revision[:12]}" if revision else hub_id
     features = str(dataset.features)
-    # As Arrow, images stay encoded, and a float32 can be told from a double.
+    # As Arrow, images stay encoded, and a float32 differs from a double.
     as_arrow = "Image(" in features or "float32" in features or "float16" in features
     rows = (_table_rows(table)[0] for table in dataset.with_format("arrow")) if as_arrow else dataset
     for number, values in enumerate(rows):

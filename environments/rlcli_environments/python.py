@@ -72,7 +72,7 @@ class Python(ToolEnvironment):
     def _run(self, cells: list[str], wall_s: float) -> Exit:
         order = json.dumps({"cells": cells, "seed": self.seed}).encode()
         with self.sandbox.start(_program(), self._limits(wall_s)) as child:
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its status tells why
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its status shows why
                 child.stdin.write(order)
             return child.wait()
 

@@ -15,7 +15,7 @@ from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlcli.rewards.expression import Composition
-    from rlcli_audit.audit_report import Report, Surprise, Tally
+    from rlcli_audit.audit_report import Report, Tally, UnexpectedVerdict
     from rlcli_audit.judge_audit import JudgeReport
     from rlcli_audit.verifier_audit import Options
 
@@ -171,13 +171,13 @@ def _print_tallies(tallies: tuple[Tally, ...]) -> None:
         console.plain(line + failed)
 
 
-def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
+def _print_surprises(surprises: tuple[UnexpectedVerdict, ...]) -> None:
     from rlcli.images.image_descriptions import in_words
     from rlcli.support.redact import printable
 
     grave_first = sorted(surprises, key=lambda surprise: not surprise.group.grave)
     of_kind: Counter[str] = Counter()
-    shown: list[Surprise] = []
+    shown: list[UnexpectedVerdict] = []
     for surprise in grave_first:
         of_kind[surprise.kind] += 1
         if of_kind[surprise.kind] <= MAX_PRINTED_OF_KIND and len(shown) < MAX_PRINTED:

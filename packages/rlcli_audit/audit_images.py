@@ -13,7 +13,7 @@ from rlcli.images.row_images import BadImage
 from rlcli.images.thumbnails import data_url, thumbnail
 from rlcli.runs.run_images import read_images
 from rlcli.types import image_digest
-from rlcli_audit.audit_report import Report, Surprise
+from rlcli_audit.audit_report import Report, UnexpectedVerdict
 
 
 def split_of(data: Path) -> str:
@@ -21,7 +21,7 @@ def split_of(data: Path) -> str:
     return "train" if (data / "train.parquet").is_file() or not data.is_dir() else "test"
 
 
-def html_images(report: Report, shown: Sequence[Surprise]) -> Mapping[int, str]:
+def html_images(report: Report, shown: Sequence[UnexpectedVerdict]) -> Mapping[int, str]:
     """Row → its images as HTML, for the rows of `shown` with images: thumbnails, or the reason that there are none."""
     rows = {surprise.row: surprise for surprise in shown if surprise.images}
     if not rows:

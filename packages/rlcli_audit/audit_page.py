@@ -12,7 +12,7 @@ from rlcli.errors import DataError
 from rlcli.rewards.latency import Latency
 from rlcli.support.files import replacing
 from rlcli_audit.audit_images import html_images
-from rlcli_audit.audit_report import PLURALS, Report, Surprise, Tally, percent
+from rlcli_audit.audit_report import PLURALS, Report, Tally, UnexpectedVerdict, percent
 from rlcli_audit.probes import Group
 
 MAX_SHOWN = 200
@@ -148,7 +148,7 @@ def _surprises(report: Report) -> str:
     return "".join(_surprise(surprise, images.get(surprise.row, "")) for surprise in shown) + footer
 
 
-def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
+def _evenly(surprises: Sequence[UnexpectedVerdict]) -> list[UnexpectedVerdict]:
     """Select surprises round-robin over the kinds: the first of each, then the second, up to MAX_SHOWN."""
     seen: dict[tuple[str, str], int] = {}
     ranked = []
@@ -159,7 +159,7 @@ def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
     return [surprise for surprise in surprises if id(surprise) in selected]
 
 
-def _surprise(surprise: Surprise, images: str) -> str:
+def _surprise(surprise: UnexpectedVerdict, images: str) -> str:
     """A surprise as HTML. images: images of its row, as HTML."""
     state = "grave" if surprise.group.grave else "mild"
     facts = [("ground truth", surprise.ground_truth), ("extracted", surprise.extracted), ("detail", surprise.detail)]

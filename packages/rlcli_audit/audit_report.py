@@ -38,7 +38,7 @@ def percent(right: int, tried: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Surprise:
+class UnexpectedVerdict:
     """An unexpected verdict."""
 
     row: int
@@ -70,7 +70,7 @@ class Determinism:
     """Probes verified again, in another order and by another process. differing: those whose verdict changed."""
 
     checked: int = 0
-    differing: tuple[Surprise, ...] = ()
+    differing: tuple[UnexpectedVerdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Report:
     """Verifier → form in which answers were stated."""
     tallies: tuple[Tally, ...]
     """Results by kind of probe."""
-    surprises: tuple[Surprise, ...]
+    surprises: tuple[UnexpectedVerdict, ...]
     """Unexpected verdicts."""
     determinism: Determinism
     """Result of the repeated verifications."""

@@ -191,13 +191,13 @@ def audit_judge(
 
     data: parquet as for `audit`: a row's response (`extra_info.response`, else its ground truth in a sentence) is
     right, that of a row with another ground truth is wrong. Or JSON Lines as for `rlcli verifiers run`, with a field
-    `label`: true or false. A judge that compares (its option rivals) sees each with a response to the same question
-    that has the other label. on_note: receives which key goes to which address. Raises `DataError` for other files, and
-    what the pool raises."""
+    `label`: true or false. A judge that compares (its option other_responses) sees each with a response to the same
+    question that has the other label. on_note: receives which key goes to which address. Raises `DataError` for other
+    files, and what the pool raises."""
     started, name = time.monotonic(), str(composition)
     cases, rows = _cases(data, name, options.limit or ROWS)
     points = cast("int", composition.terms[0].options.get("points", 1))
-    probes = list(_probes(_paired(cases) if composition.terms[0].rivals else cases, points))
+    probes = list(_probes(_paired(cases) if composition.terms[0].other_responses else cases, points))
     labels = {RIGHT: True, WRONG: False, LONG_RIGHT: True, LONG_WRONG: False, **dict.fromkeys(ATTACKS, False)}
     report = JudgeReport(name, str(data), rows, {kind: Kind(kind, expected) for kind, expected in labels.items()})
     with ScoringPool(options.processes, options.deadline_s, [name], options.sandbox) as pool:
@@ -240,18 +240,18 @@ def _probes(cases: Sequence[tuple[VerifyRequest, bool]], points: int) -> Iterato
 
 
 def _paired(cases: Sequence[tuple[VerifyRequest, bool]]) -> list[tuple[VerifyRequest, bool]]:
-    """The responses to questions that have responses of both labels; one of the other label becomes the rival."""
+    """Responses to questions that have both labels, each with a response of the other label to compare it with."""
     by_label: dict[tuple[str, bool], VerifyRequest] = {}
     for request, right in cases:
         by_label.setdefault((_question(request), right), request)
-    rivals = [by_label.get((_question(request), not right)) for request, right in cases]
+    others = [by_label.get((_question(request), not right)) for request, right in cases]
     paired = [
-        (replace(request, rivals=[rival.completion]), right)
-        for (request, right), rival in zip(cases, rivals, strict=True)
-        if rival is not None
+        (replace(request, other_responses=[other.completion]), right)
+        for (request, right), other in zip(cases, others, strict=True)
+        if other is not None
     ]
     if not paired:
-        raise DataError("data: no question has a right and a wrong response", "a judge with rivals compares the two")
+        raise DataError("data: no question has a right and a wrong response", "a judge that compares needs both")
     return paired
 
 

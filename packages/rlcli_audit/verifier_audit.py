@@ -23,7 +23,7 @@ from rlcli.rewards.verifier_registry import of_row
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
 from rlcli_audit import mutations
 from rlcli_audit.audit_images import split_of
-from rlcli_audit.audit_report import END_CHARS, Determinism, Report, Surprise, Tally
+from rlcli_audit.audit_report import END_CHARS, Determinism, Report, Tally, UnexpectedVerdict
 from rlcli_audit.audit_subject import GoldFailed, Subject, make_subject, refuse_installed_judges
 from rlcli_audit.forms import GOLD_FORM, Form, accepted, bare, choose_form, stater
 from rlcli_audit.probes import Case, Group, Probe
@@ -183,7 +183,7 @@ class _Audit:
     """Row → the accepted response from which its probes are made, and whether it is a statement of the answer."""
     tallies: dict[tuple[Group, str], Tally] = field(default_factory=dict)
     """Results by group and kind."""
-    surprises: list[Surprise] = field(default_factory=list)
+    surprises: list[UnexpectedVerdict] = field(default_factory=list)
     """Unexpected verdicts."""
     seconds: list[float] = field(default_factory=list)
     """Time of each verification."""
@@ -391,8 +391,8 @@ class _Audit:
             "fix or drop that row, or name another verifier",
         )
 
-    def _surprise(self, verification: _Verification, verdict: Verdict) -> Surprise:
-        return Surprise(
+    def _surprise(self, verification: _Verification, verdict: Verdict) -> UnexpectedVerdict:
+        return UnexpectedVerdict(
             row=verification.row,
             group=verification.probe.group,
             kind=verification.probe.kind,

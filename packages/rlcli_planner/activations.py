@@ -110,8 +110,8 @@ def _mixed(mixer: DeltaNet) -> int:
 
 
 AT_ONCE, AGAIN = {4: 0.8, 2: 0.55}, {4: 1.4, 2: 1.28}
-"""Of what a plain pass would keep of a gated DeltaNet layer between its linear layers, by the bytes of a number: the
-share that it holds at once if it keeps nothing, and what a pass and its backward pass hold; measured, with pieces of 64
+"""Shares of what a plain pass would keep of a gated DeltaNet layer between its linear layers, by the bytes of a number:
+what a pass holds at once if it keeps nothing, and what a pass and its backward pass hold; measured, with pieces of 64
 to 1024 tokens."""
 
 

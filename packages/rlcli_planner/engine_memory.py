@@ -6,7 +6,7 @@ import math
 
 from rlcli.config.schema import RunConfig
 from rlcli_planner.model_shape import ModelShape
-from rlcli_planner.run_setting import Parts, Setting
+from rlcli_planner.plan_input import Parts, RunPlanInput
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
@@ -24,7 +24,7 @@ SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
 
 
-def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
+def engine_parts(setting: RunPlanInput, *, idle: bool = False) -> Parts:
     """Memory of one rank's engine. idle: awake, but not generating."""
     parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
     if not setting.device.is_cpu:
@@ -34,7 +34,7 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
     return parts if idle else parts | {"engine's activations": activations(setting)}
 
 
-def asleep_bytes(setting: Setting) -> Parts:
+def asleep_bytes(setting: RunPlanInput) -> Parts:
     """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything. With
     `rollout.sleep = auto` it releases all that it can, if need be."""
     if not setting.hosts_engine:
@@ -47,7 +47,7 @@ def asleep_bytes(setting: Setting) -> Parts:
     return parts
 
 
-def weights(setting: Setting) -> float:
+def weights(setting: RunPlanInput) -> float:
     """Weights of one rank. On CPUs vLLM keeps the head twice: plain and in its own layout."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
     if setting.device.is_cpu:
@@ -57,7 +57,7 @@ def weights(setting: Setting) -> float:
     return (each * shape.all_layer_parameters + setting.bytes_each * rest) / shared
 
 
-def sampler_state(setting: Setting) -> float:
+def sampler_state(setting: RunPlanInput) -> float:
     """Penalty state of vLLM's second model runner for each concurrent request, allocated even without penalties: an
     int32 count of each token of the vocabulary, and one bit for tokens of the prompt. It is in the memory pool of the
     weights, and is released with them. Speculative decoding uses the first runner, which has no such state."""
@@ -67,7 +67,7 @@ def sampler_state(setting: Setting) -> float:
     return rollout.max_concurrent * setting.policy.vocab * (COUNT + 1 / 8)
 
 
-def reloading(setting: Setting) -> float:
+def reloading(setting: RunPlanInput) -> float:
     """Peak bytes of a weight sync within vLLM on a GPU: it loads module by module, into new memory, and copies
     that into the weights once a module is complete. The largest is the embedding, or a layer's experts."""
     shape = setting.policy
@@ -77,14 +77,14 @@ def reloading(setting: Setting) -> float:
     return setting.bytes_each * max(shape.embedding_parameters, inner) / setting.config.rollout.tensor_parallel
 
 
-def kv_per_token(setting: Setting) -> float:
+def kv_per_token(setting: RunPlanInput) -> float:
     """KV cache bytes of a token on one rank."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
     heads = 1 if shape.latent is not None else shape.kv_heads  # what is compressed is for all heads
     return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / heads)
 
 
-def sample_bytes(setting: Setting, tokens: float) -> float:
+def sample_bytes(setting: RunPlanInput, tokens: float) -> float:
     """KV cache bytes of a sample of `tokens` tokens on one rank, with the states of linear attention."""
     shape = setting.policy
     if shape.delta is None:
@@ -108,7 +108,7 @@ def block_tokens(shape: ModelShape, bytes_each: float) -> int:
     return CPU_BLOCK * math.ceil(held / (CPU_BLOCK * 2 * shape.key * bytes_each))
 
 
-def kv_cache(setting: Setting) -> float:
+def kv_cache(setting: RunPlanInput) -> float:
     """KV cache bytes of one rank: the configured size, or the rest of what gpu_memory_utilization allows."""
     if setting.kv_cache_bytes is not None:
         return float(setting.kv_cache_bytes)
@@ -116,7 +116,7 @@ def kv_cache(setting: Setting) -> float:
     return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - other_bytes, 0.0)
 
 
-def graphs(setting: Setting) -> float:
+def graphs(setting: RunPlanInput) -> float:
     """Bytes of CUDA graphs."""
     if setting.device.is_cpu or setting.config.rollout.enforce_eager:
         return 0.0
@@ -124,12 +124,12 @@ def graphs(setting: Setting) -> float:
     return assumed.graphs + assumed.graphs_per_layer * setting.policy.layers
 
 
-def rest(setting: Setting) -> float:
+def rest(setting: RunPlanInput) -> float:
     """Bytes of vLLM's buffers and libraries, without the graphs."""
     return setting.device.constants.engine_rest
 
 
-def activations(setting: Setting) -> float:
+def activations(setting: RunPlanInput) -> float:
     """Bytes of activations: the larger of a prefill and of sampling for all concurrent requests."""
     shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
     on_cpu = setting.device.is_cpu
@@ -144,12 +144,12 @@ def activations(setting: Setting) -> float:
     return max(prefill / (1 if on_cpu else rollout.tensor_parallel), sampling)
 
 
-def full_responses(setting: Setting) -> float:
+def full_responses(setting: RunPlanInput) -> float:
     """Number of samples of the longest possible length with these prompts that an engine's KV cache holds."""
     return kv_cache(setting) / sample_bytes(setting, setting.longest)
 
 
-def holds_longest(setting: Setting) -> bool:
+def holds_longest(setting: RunPlanInput) -> bool:
     """True if the KV cache holds one sample of the length that the configuration allows; else vLLM does not start."""
     return kv_cache(setting) >= sample_bytes(setting, setting.max_length)
 

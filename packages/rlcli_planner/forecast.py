@@ -32,7 +32,7 @@ from rlcli_planner.phase_memory import (
     phases,
     teacher_worker,
 )
-from rlcli_planner.run_setting import Keys, Setting
+from rlcli_planner.plan_input import Keys, RunPlanInput
 from rlcli_planner.step_time import PhaseTime, model_flops, step_seconds, times
 
 TOKEN_BYTES, SAMPLE_BYTES, RECORDED_TOKEN_BYTES = 4.0, 320.0, 25.0
@@ -45,7 +45,7 @@ TOKENS, UTILIZATION = "train.tokens_per_microbatch", "rollout.gpu_memory_utiliza
 class Forecast:
     """The prediction of a run."""
 
-    setting: Setting
+    setting: RunPlanInput
     """The planner's input, with the value of `rollout.sleep` that `auto` stands for."""
     memory: list[PhaseMemory]
     """Memory of a worker that trains, by phase."""
@@ -120,7 +120,7 @@ class Forecast:
         }
 
 
-def _images(setting: Setting) -> dict[str, float] | None:
+def _images(setting: RunPlanInput) -> dict[str, float] | None:
     """Image tokens of a mean prompt, bytes of a step's pixels in the object store, and of a worker's
     patches in host memory; None if there are no images."""
     if not setting.image_stats.tokens:
@@ -136,7 +136,7 @@ def _in_gib(phase: PhaseMemory) -> dict[str, object]:
     return {"total": phase.total / GIB, "parts": {part: size / GIB for part, size in phase.parts.items()}}
 
 
-def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
+def forecast(setting: RunPlanInput, lengths: Lengths | None = None) -> Forecast:
     """The prediction for a run as configured, with the largest sizes that fit. lengths: as in `Forecast`. Those sizes
     are for an engine that releases what `rollout.sleep` allows; memory and time for the least with which it fits."""
     best = solved(setting)
@@ -158,7 +158,7 @@ def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
     )
 
 
-def sizes(setting: Setting) -> Keys:
+def sizes(setting: RunPlanInput) -> Keys:
     """The current values of the two sizes that memory limits; the second only if it has an effect."""
     values: Keys = {TOKENS: setting.config.train.tokens_per_microbatch}
     if not setting.device.is_cpu and setting.has_engine and setting.kv_cache_bytes is None:
@@ -166,7 +166,7 @@ def sizes(setting: Setting) -> Keys:
     return values
 
 
-def largest_of(setting: Setting, keys: set[str]) -> Keys:
+def largest_of(setting: RunPlanInput, keys: set[str]) -> Keys:
     """The largest values that fit for `keys` (one or both sizes), with all other keys unchanged."""
     values: Keys = {}
     if TOKENS in keys and (tokens := largest_microbatch(setting)) is not None:
@@ -176,7 +176,7 @@ def largest_of(setting: Setting, keys: set[str]) -> Keys:
     return values
 
 
-def disk(setting: Setting) -> dict[str, float]:
+def disk(setting: RunPlanInput) -> dict[str, float]:
     """Item → maximum bytes: the kept checkpoints (plus one that is written before the oldest is removed), the samples
     of all steps with full-length responses, and one export of the model."""
     config = setting.config

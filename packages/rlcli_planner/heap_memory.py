@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from rlcli_planner.activations import kept_bytes
 from rlcli_planner.model_shape import ModelShape
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 
 CLASSES = 4
 """Number of jemalloc size classes between two powers of two."""
 
 
-def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
+def wasted(setting: RunPlanInput, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
     """Holes in an update of `shape` with the temporary `parts`. moments: bytes of the optimizer's moments."""
     share = setting.device.constants
     holes = share.heap_temporary * sum(parts.values()) + share.heap_rounded * rounding(setting, shape)
@@ -26,7 +26,7 @@ def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments
     return holes + share.heap_moments * moments + gathered + share.heap_always
 
 
-def rounding(setting: Setting, shape: ModelShape) -> float:
+def rounding(setting: RunPlanInput, shape: ModelShape) -> float:
     """Rounding of a pass's activations: computed as if the model were wider by it."""
     pack, run = setting.pack, setting.passing(trained_whole=shape != setting.policy)
 

@@ -117,8 +117,8 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     if name not in TABLE:
         raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
     memory, flops, read, link, host = TABLE[name]
-    rates = flops * 1e12, read * 1e9, link * 1e9, NETWORK.get(name, SLOW_NETWORK), host * 1e9
-    return Device(name, memory * GIB, *rates), count
+    network = NETWORK.get(name, SLOW_NETWORK)
+    return Device(name, memory * GIB, flops * 1e12, read * 1e9, link * 1e9, network, host * 1e9), count
 
 
 def of_machine(name: str, memory: float) -> Device:

@@ -177,7 +177,8 @@ def layer_types(config: Any) -> list[str]:
 
 
 def layers_by_kind(shape: ModelShape, types: Sequence[str]) -> dict[str, int]:
-    """Those that mix tokens first, then feed-forward parts. types: of the layers; empty: all attend to all tokens."""
+    """Number of layers of each kind: token mixers first, then feed-forward parts. types: type of each layer; empty: all
+    have full attention."""
     mixing = ["latent attention"] * shape.layers if shape.latent is not None else [LAYER_NAMES[kind] for kind in types]
     counts = dict(Counter(mixing or [LAYER_NAMES["full_attention"]] * shape.layers))
     if shape.dense_layers or not shape.experts:
@@ -204,7 +205,7 @@ def kernels_of(shape: ModelShape) -> tuple[Kernel, ...]:
 
 
 def version_of(package: str) -> str:
-    """Of an installed package, or empty. vLLM for CPUs has another name."""
+    """Version of an installed package; empty if it is not installed. vLLM for CPUs has another name."""
     for name in (package, f"{package}-cpu"):
         try:
             return metadata.version(name)

@@ -314,7 +314,7 @@ class ModelShape:
         return dense + 3 * self.hidden * (self.shared + self.experts * self.intermediate)
 
     def largest_hidden(self, shards: int) -> int:
-        """Of what a rank makes orthogonal at once: one matrix, or a part of a layer's experts."""
+        """Size of the largest matrix, or part of a layer's experts, that a rank makes orthogonal at once."""
         sizes = [linear.inputs * linear.outputs for _, shape in self.kinds for linear in shape.linears]
         experts = 2 * self.hidden * self.intermediate * -(-self.experts // shards)
         return max(*sizes, self.hidden * self.shared, experts)

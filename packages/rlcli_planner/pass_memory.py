@@ -25,14 +25,14 @@ from rlcli_planner.activations import (
 )
 from rlcli_planner.engine_memory import reloading
 from rlcli_planner.model_shape import ModelShape
-from rlcli_planner.run_setting import Parts, Setting
+from rlcli_planner.plan_input import Parts, RunPlanInput
 from rlcli_planner.vision_encoder import block_bytes, working_bytes
 
 BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
 """As in `rlcli.model.parallel.buckets` and `rlcli.model.parallel.fsdp_sharding`, whose import would load torch."""
 
 
-def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
+def without_gradient(setting: RunPlanInput, shape: ModelShape) -> Parts:
     """A forward pass without gradients: nothing is kept."""
     pack, each = setting.pack, setting.bytes_each
     # Of the current layer: gate, its activation, their product; and four hidden states (the input, the embedding, the
@@ -53,7 +53,7 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     return max(computing, gathering, key=lambda parts: sum(parts.values()))
 
 
-def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
+def with_gradient(setting: RunPlanInput, shape: ModelShape) -> Parts:
     """The peak of a forward and a backward pass."""
     trained_whole = shape != setting.policy
     run = setting.passing(trained_whole=trained_whole)
@@ -86,7 +86,7 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
-def _in_vision_encoder(setting: Setting, shape: ModelShape, run: Pass) -> list[Parts]:
+def _in_vision_encoder(setting: RunPlanInput, shape: ModelShape, run: Pass) -> list[Parts]:
     """The peak at the start of the vision encoder's backward pass, which is the last part: the decoder's gradients
     exist, and its activations are freed."""
     vision = vision_bytes(shape, run, setting.pack)
@@ -101,7 +101,7 @@ def _in_vision_encoder(setting: Setting, shape: ModelShape, run: Pass) -> list[P
     ]
 
 
-def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
+def _undivided(setting: RunPlanInput, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
     """The peaks of a model that is gathered as a whole: within each layer of the backward pass, and when all gradients
     are concatenated for the reduction, after everything else is freed."""
     each = setting.bytes_each
@@ -122,7 +122,7 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
     ]
 
 
-def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
+def _layers(setting: RunPlanInput, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
     """The peak within each layer of the backward pass, starting at the last layer."""
     each = setting.bytes_each
     peaks = []
@@ -141,7 +141,7 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
     return peaks
 
 
-def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float]:
+def _kept_by_layer(setting: RunPlanInput, shape: ModelShape, run: Pass) -> list[float]:
     """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
     starting at the last layer."""
     tokens, each = setting.pack.tokens, setting.bytes_each
@@ -174,11 +174,11 @@ def _kept_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float
 
 
 MUON_COPIES = 6
-"""Of the largest matrix in a step of Muon (`rlcli.model.muon`): sent, received, the iterate and the next, its products
-with itself."""
+"""Copies of the largest matrix in a step of Muon (`rlcli.model.muon`): sent, received, the iterate and the next, its
+products with itself."""
 
 
-def stepping(setting: Setting, shape: ModelShape) -> Parts:
+def stepping(setting: RunPlanInput, shape: ModelShape) -> Parts:
     """The optimizer step: all gradients, and with Muon what makes a matrix orthogonal."""
     run = setting.passing(trained_whole=shape != setting.policy)
     found = {"gradients": FLOAT * _trained(setting, shape, run) / setting.shards}
@@ -188,9 +188,9 @@ def stepping(setting: Setting, shape: ModelShape) -> Parts:
     return found
 
 
-def sending(setting: Setting) -> Parts:
+def sending(setting: RunPlanInput) -> Parts:
     """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and what the engine does
-    with them: on GPUs a module that is loaded anew, on CPUs a layer that is packed, as received, as packed, and its old
+    with them: on GPUs a reloaded module, on CPUs a layer that is packed, as received, as packed, and its old
     version."""
     if setting.separate_adapter:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
@@ -208,7 +208,7 @@ def sending(setting: Setting) -> Parts:
     return {"sync": buckets + packing}
 
 
-def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = False) -> float:
+def _gathered(setting: RunPlanInput, shape: ModelShape, *, while_gathering: bool = False) -> float:
     """The root and the layers that are whole at once, in compute dtype; while_gathering: while one is being built."""
     if not setting.sharded:
         return 0.0
@@ -220,7 +220,7 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     return setting.bytes_each * (shape.root_parameters + at_once * layer)
 
 
-def _gathered_in_update(setting: Setting, shape: ModelShape, run: Pass) -> float:
+def _gathered_in_update(setting: RunPlanInput, shape: ModelShape, run: Pass) -> float:
     """`_gathered` in passes with a gradient: all of one shard on a GPU (`casts_once` of
     `rlcli.model.parallel.fsdp_sharding`)."""
     if setting.sharded and setting.shards == 1 and not setting.device.is_cpu and not run.lora_rank:
@@ -228,11 +228,11 @@ def _gathered_in_update(setting: Setting, shape: ModelShape, run: Pass) -> float
     return _gathered(setting, shape)
 
 
-def _gathers_whole_model(setting: Setting, shape: ModelShape) -> bool:
+def _gathers_whole_model(setting: RunPlanInput, shape: ModelShape) -> bool:
     return _whole(setting, shape) <= WHOLE_BYTES
 
 
-def _whole(setting: Setting, shape: ModelShape) -> float:
+def _whole(setting: RunPlanInput, shape: ModelShape) -> float:
     """A whole model, an adapter included, in compute dtype."""
     adapter = setting.trained_parameters() if setting.config.lora.rank and shape == setting.policy else 0
     return setting.bytes_each * (shape.parameters + adapter)
@@ -242,7 +242,7 @@ LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 10), "backward": (4, 6), "backwar
 """Bytes per logit in the head's loop over chunks (`rlcli.model.logprobs`), in float32 and in bfloat16."""
 
 
-def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
+def _logits(setting: RunPlanInput, shape: ModelShape, doing: str) -> float:
     """Bytes of a chunk of logits, and of what is computed from them: on CPUs of a part of the chunk at a time."""
     if shape.value:
         return 0.0
@@ -252,7 +252,7 @@ def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
     return (setting.bytes_each * chunk + (each - setting.bytes_each) * block) * shape.vocab
 
 
-def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
+def _backward_of_head(setting: RunPlanInput, shape: ModelShape) -> float:
     """Logits, the hidden states' gradient and, for a trained head in bfloat16, the product added to its gradient."""
     doing = "backward with entropy" if setting.config.algorithm.entropy_coef else "backward"
     peak = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
@@ -260,19 +260,19 @@ def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
     return peak + half * setting.bytes_each * shape.embedding_parameters
 
 
-def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
+def _trained(setting: RunPlanInput, shape: ModelShape, run: Pass) -> float:
     if run.lora_rank:
         return shape.adapter_parameters(run.lora_rank, run.lora_targets)
     return shape.parameters - (shape.vision_encoder.frozen(run.frozen) if shape.vision_encoder is not None else 0)
 
 
-def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:
+def _trained_per_layer(setting: RunPlanInput, shape: ModelShape, run: Pass) -> float:
     if shape.delta is not None:  # the mean: there are two kinds
         adapter = shape.adapter_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else 0
         return (adapter or shape.all_layer_parameters) / shape.layers
     return shape.adapter_layer_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else shape.layer_parameters
 
 
-def _unreduced(setting: Setting, shape: ModelShape, run: Pass) -> float:
+def _unreduced(setting: RunPlanInput, shape: ModelShape, run: Pass) -> float:
     """Trained parameters of a layer of which a worker has the gradients before they are reduced."""
     return _trained_per_layer(setting, shape, run) - (0 if run.lora_rank else setting.elsewhere(shape))

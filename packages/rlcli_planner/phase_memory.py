@@ -10,7 +10,7 @@ from rlcli_planner.activations import FLOAT
 from rlcli_planner.engine_memory import asleep_bytes, engine_parts, weights
 from rlcli_planner.heap_memory import wasted
 from rlcli_planner.model_shape import ModelShape
-from rlcli_planner.run_setting import Parts, Setting
+from rlcli_planner.plan_input import Parts, RunPlanInput
 
 OUTSIDE = 3 << 29
 """On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes
@@ -45,7 +45,7 @@ class PhaseMemory:
         return sum(self.parts.values())
 
 
-def phases(setting: Setting) -> list[PhaseMemory]:
+def phases(setting: RunPlanInput) -> list[PhaseMemory]:
     """The phases of a worker that trains that occur in the run, in the order of a step."""
     result = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.hosts_engine else []
     if setting.algorithm.needs_old_log_probs(setting.updates):
@@ -80,7 +80,7 @@ def _with_heap(phase: PhaseMemory, heap_bytes: float) -> PhaseMemory:
     return _phase(phase.name, phase.parts, {"heap": max(heap_bytes - temporary, 0.0)})
 
 
-def _heap_taken(setting: Setting, passing: Parts, copied: Parts) -> float:
+def _heap_taken(setting: RunPlanInput, passing: Parts, copied: Parts) -> float:
     """Memory of all temporary parts. The checkpoint's copy (`copied`) reuses the memory of an update (`passing`), or
     the other way round."""
     held = _trainer(setting, "update")
@@ -92,7 +92,7 @@ def _heap_taken(setting: Setting, passing: Parts, copied: Parts) -> float:
     return max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
 
 
-def engine_worker(setting: Setting) -> PhaseMemory | None:
+def engine_worker(setting: RunPlanInput) -> PhaseMemory | None:
     """Memory of a worker that only generates, if there are any."""
     if not setting.config.rollout.workers or not setting.has_engine:
         return None
@@ -101,7 +101,7 @@ def engine_worker(setting: Setting) -> PhaseMemory | None:
     return _phase("generate", _process(setting, True), engine_parts(setting), {"copy of the weights": float(copy)})
 
 
-def critic_worker(setting: Setting) -> PhaseMemory | None:
+def critic_worker(setting: RunPlanInput) -> PhaseMemory | None:
     """Memory of a worker that only trains the value model, if there are any."""
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
@@ -115,7 +115,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     return _phase("update", held, passing, {"heap": heap})
 
 
-def teacher_worker(setting: Setting) -> PhaseMemory | None:
+def teacher_worker(setting: RunPlanInput) -> PhaseMemory | None:
     """Memory of a worker that only holds teachers, if there are any."""
     workers = setting.config.teacher.workers
     if not workers or not setting.teachers:
@@ -129,19 +129,19 @@ def teacher_worker(setting: Setting) -> PhaseMemory | None:
     )
 
 
-def _teaching(setting: Setting, teachers: tuple[ModelShape, ...]) -> Parts:
+def _teaching(setting: RunPlanInput, teachers: tuple[ModelShape, ...]) -> Parts:
     """The forward pass of the largest of these teachers."""
     candidates = [pass_memory.without_gradient(setting, shape) for shape in teachers]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
-def _scored(setting: Setting) -> float:
+def _scored(setting: RunPlanInput) -> float:
     """Ids and log-probs of the teachers' likeliest tokens, on a rank that trains, until the update is over."""
     of_token = setting.config.teacher.top_k * (8 + FLOAT)
     return setting.samples / setting.data_ranks * setting.config.rollout.max_response_tokens * of_token
 
 
-def _frozen(setting: Setting, shapes: tuple[ModelShape, ...]) -> float:
+def _frozen(setting: RunPlanInput, shapes: tuple[ModelShape, ...]) -> float:
     """Weights of frozen models on a worker, in compute dtype."""
     return sum(shape.parameters for shape in shapes) * setting.bytes_each / setting.shards
 
@@ -155,7 +155,7 @@ def _phase(name: str, *parts: Parts) -> PhaseMemory:
     return PhaseMemory(name, {part: size for part, size in summed.items() if size})
 
 
-def base_bytes(setting: Setting, with_engine: bool) -> float:
+def base_bytes(setting: RunPlanInput, with_engine: bool) -> float:
     """Memory of a process before the first weight."""
     assumed = setting.device.constants
     if setting.device.is_cpu:
@@ -163,14 +163,14 @@ def base_bytes(setting: Setting, with_engine: bool) -> float:
     return assumed.context + (assumed.nccl if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
 
 
-def _process(setting: Setting, with_engine: bool) -> Parts:
+def _process(setting: RunPlanInput, with_engine: bool) -> Parts:
     """The base, and what is added on first use: on GPUs that is host memory, and does not count."""
     assumed = setting.device.constants
     used = assumed.first_use_with_engine if with_engine else assumed.first_use
     return {"base": base_bytes(setting, with_engine), "first use": used if setting.device.is_cpu else 0.0}
 
 
-def _trainer(setting: Setting, doing: str) -> Parts:
+def _trainer(setting: RunPlanInput, doing: str) -> Parts:
     """Memory of the trained models and the reference. doing: the phase, on which `train.offload` depends."""
     away = "none" if setting.device.is_cpu else setting.config.train.offload
     shards = setting.shards
@@ -202,14 +202,14 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     return parts
 
 
-def _passes(setting: Setting, *shapes: ModelShape | None) -> Parts:
+def _passes(setting: RunPlanInput, *shapes: ModelShape | None) -> Parts:
     """The largest of forward and backward pass or optimizer step, of these models."""
     kinds = (pass_memory.with_gradient, pass_memory.stepping)
     candidates = [parts(setting, shape) for shape in shapes if shape is not None for parts in kinds]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
-def _copied(setting: Setting, passing: Parts) -> Parts:
+def _copied(setting: RunPlanInput, passing: Parts) -> Parts:
     """The checkpoint's copy on CPUs, if one is made: the worker leaves it out where memory is short
     (`rlcli.training.worker.worker.Worker.save_state`). passing: temporary parts of an update."""
     size = checkpoint_bytes(setting) / setting.shards
@@ -220,7 +220,7 @@ def _copied(setting: Setting, passing: Parts) -> Parts:
     return {"checkpoint's copy": size} if size + COPY_RESERVE <= free else {}
 
 
-def checkpoint_bytes(setting: Setting) -> float:
+def checkpoint_bytes(setting: RunPlanInput) -> float:
     """Size of one checkpoint: the trained weights and their moments, in float32, and frozen parts."""
     trained = setting.trained_parameters() + setting.moments()
     if setting.critic is not None:
@@ -228,7 +228,7 @@ def checkpoint_bytes(setting: Setting) -> float:
     return FLOAT * trained + setting.bytes_each * setting.frozen_parameters
 
 
-def host_bytes(setting: Setting) -> float:
+def host_bytes(setting: RunPlanInput) -> float:
     """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy, the step's images, and what
     is offloaded, with `gradient_checkpointing = offload` each layer's input."""
     assumed = setting.device.constants
@@ -240,7 +240,7 @@ def host_bytes(setting: Setting) -> float:
     return base + _sent_away(setting) + inputs + sleeping + copies + setting.patch_bytes
 
 
-def engine_host_bytes(setting: Setting) -> float | None:
+def engine_host_bytes(setting: RunPlanInput) -> float | None:
     """Host memory of a worker that only generates, on a machine with GPUs; None if there are none. Each worker has a
     copy of all weights, also those that share an engine."""
     if setting.device.is_cpu or not setting.config.rollout.workers or not setting.has_engine:
@@ -249,7 +249,7 @@ def engine_host_bytes(setting: Setting) -> float | None:
     return setting.device.constants.base_with_engine + copy
 
 
-def _sent_away(setting: Setting) -> float:
+def _sent_away(setting: RunPlanInput) -> float:
     """Host memory of a worker for `train.offload`: moments, or also weights, including the frozen ones of an adapter's
     base and of a reference."""
     offload = setting.config.train.offload

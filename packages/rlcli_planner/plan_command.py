@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlcli_planner.fitting.suggest import Suggestions
     from rlcli_planner.forecast import Forecast
     from rlcli_planner.phase_memory import PhaseMemory
-    from rlcli_planner.run_setting import Keys
+    from rlcli_planner.plan_input import Keys
 
 BAR = 40
 """Characters of a bar that is a whole device."""
@@ -221,9 +221,9 @@ def _parts(predicted: Forecast) -> Table:
 
 def _named(predicted: Forecast) -> list[tuple[str, PhaseMemory]]:
     dedicated = {
-        "engine apart": predicted.engine_worker,
-        "critic apart": predicted.critic_worker,
-        "teacher apart": predicted.teacher_worker,
+        "dedicated engine": predicted.engine_worker,
+        "dedicated critic": predicted.critic_worker,
+        "dedicated teacher": predicted.teacher_worker,
     }
     return [
         *((phase.name, phase) for phase in predicted.memory),

@@ -15,7 +15,7 @@ from rlcli_planner.engine_memory import CPU_BLOCK, full_responses, kv_per_token,
 from rlcli_planner.known_devices import Device
 from rlcli_planner.model_shape import Linear, ModelShape
 from rlcli_planner.phase_memory import checkpoint_bytes
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 from rlcli_planner.vision_encoder import backward_flops, vision_encoder_flops
 
 CHANGED_SHARE = {"bfloat16": 0.03, "float16": 0.24, "float32": 1.0}
@@ -53,7 +53,7 @@ class PhaseTime:
     """The resource that bounds it, in words."""
 
 
-def times(setting: Setting) -> list[PhaseTime]:
+def times(setting: RunPlanInput) -> list[PhaseTime]:
     """The phases in the order of a step; empty if no seconds are predicted."""
     if setting.untimed:
         return []
@@ -64,14 +64,13 @@ def times(setting: Setting) -> list[PhaseTime]:
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
     }
-    forward = _pass_seconds(setting, passes=1, head=1, vision_flops=_vision_flops(setting))
-    phases += [PhaseTime(name, *forward) for name, is_needed in needed.items() if is_needed]
+    seconds, bound = _pass_seconds(setting, passes=1, head=1, vision_flops=_vision_flops(setting))
+    phases += [PhaseTime(name, seconds, bound) for name, is_needed in needed.items() if is_needed]
     if setting.teachers:
         phases.append(_teach(setting))
     if (critic := _as_critic(setting)) is not None:
-        phases.append(
-            PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards))
-        )
+        seconds, bound = _pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards)
+        phases.append(PhaseTime("critic", seconds, bound))
     phases.append(_update(setting))
     if setting.has_engine:
         phases.append(_sync(setting))
@@ -84,7 +83,7 @@ def times(setting: Setting) -> list[PhaseTime]:
     return phases
 
 
-def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
+def step_seconds(setting: RunPlanInput, phases: list[PhaseTime]) -> float:
     """Seconds of a whole step with the times `phases`; 0 if they are unknown."""
     total = sum(phase.seconds for phase in phases)
     if not (setting.config.async_.staleness and setting.config.rollout.workers):
@@ -93,13 +92,13 @@ def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
     return max(generating, total - generating)
 
 
-def _python_seconds(setting: Setting, units: float) -> float:
+def _python_seconds(setting: RunPlanInput, units: float) -> float:
     """Seconds of `units` of Python; 0 on a device that was not measured, whose other figures are coarser."""
     rates = setting.device.rates
     return 0.0 if rates is None else units * rates.python_s
 
 
-def _as_critic(setting: Setting) -> Setting | None:
+def _as_critic(setting: RunPlanInput) -> RunPlanInput | None:
     """The setting with the critic in place of the policy, on the critic's workers."""
     if setting.critic is None:
         return None
@@ -108,7 +107,7 @@ def _as_critic(setting: Setting) -> Setting | None:
     return replace(critic_setting, policy=setting.critic)
 
 
-def _teach(setting: Setting) -> PhaseTime:
+def _teach(setting: RunPlanInput) -> PhaseTime:
     """Forward passes of the teachers, on their workers. The data's shares are unknown: each has an equal part."""
     workers = setting.config.teacher.workers
     teacher_setting = setting.with_dedicated_workers(workers) if workers else setting
@@ -116,7 +115,7 @@ def _teach(setting: Setting) -> PhaseTime:
     return PhaseTime("teacher", sum(seconds for seconds, _ in by_teacher) / len(by_teacher), max(by_teacher)[1])
 
 
-def model_flops(setting: Setting) -> float:
+def model_flops(setting: RunPlanInput) -> float:
     """Operations of one forward and backward pass over a step's tokens, on all ranks."""
     shape = setting.policy
     tokens, attention_tokens, responses = _step_tokens(setting)
@@ -125,7 +124,7 @@ def model_flops(setting: Setting) -> float:
     return text + _vision_flops(setting) + _vision_flops(setting, backward=True)
 
 
-def _vision_flops(setting: Setting, *, backward: bool = False, recomputed: bool = False) -> float:
+def _vision_flops(setting: RunPlanInput, *, backward: bool = False, recomputed: bool = False) -> float:
     """Operations of a forward pass of the vision encoder over a step's images, on all ranks. backward: of the backward
     pass; recomputed: with a second forward pass of its blocks."""
     vision_encoder = setting.policy.vision_encoder
@@ -145,25 +144,25 @@ def _vision_flops(setting: Setting, *, backward: bool = False, recomputed: bool 
     return backward_flops(vision_encoder, patches, image_patches, setting.frozen) + second_forward
 
 
-def _image_tokens(setting: Setting) -> float:
+def _image_tokens(setting: RunPlanInput) -> float:
     """Tokens of a mean image."""
     return setting.image_stats.tokens / max(setting.image_stats.images, 1.0)
 
 
-def _step_tokens(setting: Setting) -> tuple[float, float, float]:
+def _step_tokens(setting: RunPlanInput) -> tuple[float, float, float]:
     """Totals over all ranks in one pass: tokens of the packs, places in attention, response tokens."""
     pack = setting.pack
     packs = setting.samples * setting.sample_tokens / pack.attention_tokens
     return pack.tokens * packs, pack.attention_tokens * packs, setting.samples * setting.response_tokens
 
 
-def _attention(setting: Setting, attention_tokens: float) -> float:
+def _attention(setting: RunPlanInput, attention_tokens: float) -> float:
     """Operations of one forward pass: scores and values of half the pairs."""
     return setting.policy.attention_layers * 2 * setting.policy.query * attention_tokens * setting.sample_tokens
 
 
 def _pass_seconds(
-    setting: Setting, *, passes: float, head: float, exchanges: int = 1, vision_flops: float = 0.0
+    setting: RunPlanInput, *, passes: float, head: float, exchanges: int = 1, vision_flops: float = 0.0
 ) -> tuple[float, str]:
     """Seconds of passes over a step's tokens, and what bounds them. passes, head: through layers and head, in forward
     passes. exchanges: number of exchanges of a token's values with other ranks, and back. vision_flops: operations of
@@ -194,7 +193,7 @@ def _pass_seconds(
     return max(moving, computing) + exchanging, bound
 
 
-def _compute_seconds(setting: Setting, passes: float, head: float, vision_flops: float) -> float:
+def _compute_seconds(setting: RunPlanInput, passes: float, head: float, vision_flops: float) -> float:
     """Seconds of `_pass_seconds` if one rank computed all of it."""
     shape, rates, device = setting.policy, setting.device.rates, setting.device
     tokens, attention_tokens, responses = _step_tokens(setting)
@@ -210,7 +209,7 @@ def _compute_seconds(setting: Setting, passes: float, head: float, vision_flops:
     return seconds + math.ceil(setting.packs) * shape.layers * operations * rates.operation_s
 
 
-def _context_bytes(setting: Setting, attention_tokens: float) -> float:
+def _context_bytes(setting: RunPlanInput, attention_tokens: float) -> float:
     """Bytes that a rank sends in one forward pass to those with which it divides tokens: queries, keys and values of
     its tokens, and the outputs of its heads; a key goes to each rank that has one of its queries."""
     shape, ranks = setting.policy, setting.config.parallel.context
@@ -219,7 +218,7 @@ def _context_bytes(setting: Setting, attention_tokens: float) -> float:
     return shape.layers * width * attention_tokens / setting.ranks * setting.bytes_each * (ranks - 1) / ranks
 
 
-def _expert_bytes(setting: Setting, tokens: float) -> float:
+def _expert_bytes(setting: RunPlanInput, tokens: float) -> float:
     """Bytes that a rank sends in one forward pass to those with which it divides experts: each token to each of its
     experts, and as many outputs back."""
     shape, ranks = setting.policy, setting.config.parallel.expert
@@ -227,7 +226,7 @@ def _expert_bytes(setting: Setting, tokens: float) -> float:
     return shape.expert_layers * 2 * pairs * shape.hidden * setting.bytes_each * (ranks - 1) / ranks
 
 
-def _not_gathered(setting: Setting) -> float:
+def _not_gathered(setting: RunPlanInput) -> float:
     """Parameters that a rank does not gather from others: their experts, and its own ones so far as it has them."""
     shape, ranks = setting.policy, setting.config.parallel.expert
     if ranks == 1:
@@ -236,7 +235,7 @@ def _not_gathered(setting: Setting) -> float:
     return shape.expert_layers * (setting.elsewhere(shape) + local_experts / replicas)
 
 
-def _update(setting: Setting) -> PhaseTime:
+def _update(setting: RunPlanInput) -> PhaseTime:
     config = setting.config
     checkpointing = bool(config.model.gradient_checkpointing)
     # The head is always computed twice; with an adapter the base weights have no gradient.
@@ -261,7 +260,7 @@ def _update(setting: Setting) -> PhaseTime:
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
 
 
-def _optimizer_seconds(setting: Setting, shape: ModelShape, parameters: float) -> float:
+def _optimizer_seconds(setting: RunPlanInput, shape: ModelShape, parameters: float) -> float:
     """Seconds of the optimizer's step."""
     device = setting.device
     seconds = _orthogonalizing(setting, shape) if setting.config.train.optimizer == "muon" else 0.0
@@ -270,7 +269,7 @@ def _optimizer_seconds(setting: Setting, shape: ModelShape, parameters: float) -
     return seconds + parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * _over_reading(device)
 
 
-def _orthogonalizing(setting: Setting, shape: ModelShape) -> float:
+def _orthogonalizing(setting: RunPlanInput, shape: ModelShape) -> float:
     """Seconds of Muon's products of matrices (`rlcli.model.muon`), which ranks divide: in each of 5 iterations 4 m² n +
     2 m³ operations, for the smaller side m and the larger n."""
     smaller = [(min(one.inputs, one.outputs), one, count) for count, kind in shape.kinds for one in _matrices(kind)]
@@ -292,7 +291,7 @@ def _over_reading(device: Device) -> float:
     return 1.0 if device.rates is not None else device.constants.over_reading
 
 
-def _generate(setting: Setting) -> PhaseTime:
+def _generate(setting: RunPlanInput) -> PhaseTime:
     """Decoding, in as many rounds as concurrent requests require, and the prompts' prefill."""
     config, rollout = setting.config, setting.config.rollout
     sampling = config.dynamic_sampling
@@ -313,14 +312,14 @@ def _generate(setting: Setting) -> PhaseTime:
     return PhaseTime("generate", steps * decode_seconds(setting, at_once, length) + prefill, bound)
 
 
-def decode_seconds(setting: Setting, running: float, length: float) -> float:
+def decode_seconds(setting: RunPlanInput, running: float, length: float) -> float:
     """Seconds in which an engine generates one token of each of `running` samples, which have `length` tokens so
     far."""
     bounds = _decode_bounds(setting, running, length)
     return max(bounds["memory"], bounds["matrix rate"]) + bounds["scheduling"]
 
 
-def prefill_seconds(setting: Setting) -> float:
+def prefill_seconds(setting: RunPlanInput) -> float:
     """Seconds of an engine for one token of a prompt."""
     shape, device = setting.policy, setting.device
     shared = setting.config.rollout.tensor_parallel
@@ -330,7 +329,7 @@ def prefill_seconds(setting: Setting) -> float:
     return per_token / device.flops * device.constants.over_flops
 
 
-def _prefill(setting: Setting) -> float:
+def _prefill(setting: RunPlanInput) -> float:
     """Seconds of an engine for one prompt with its images."""
     vision_encoder, text = setting.policy.vision_encoder, setting.prompt_tokens * prefill_seconds(setting)
     if vision_encoder is None or not setting.image_stats.tokens:
@@ -349,7 +348,7 @@ def _prefill(setting: Setting) -> float:
     return text + flops / setting.device.flops * setting.device.constants.over_flops
 
 
-def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str, float]:
+def _decode_bounds(setting: RunPlanInput, running: float, length: float) -> dict[str, float]:
     """Seconds of one decoding step by what could bound it."""
     device, shape, shared = setting.device, setting.policy, setting.config.rollout.tensor_parallel
     rates, over = device.rates, device.constants
@@ -374,7 +373,7 @@ def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str,
     return {"memory": reading, "matrix rate": computing, "scheduling": scheduling}
 
 
-def _sync(setting: Setting) -> PhaseTime:
+def _sync(setting: RunPlanInput) -> PhaseTime:
     if setting.config.copies_weights:
         return _sync_of_copies(setting)
     size = setting.bytes_each * setting.policy.parameters
@@ -391,14 +390,14 @@ def _sync(setting: Setting) -> PhaseTime:
     return PhaseTime("sync", seconds + slept + fixed, "host memory" if slept > seconds else bound)
 
 
-def _sleep_seconds(setting: Setting) -> float:
+def _sleep_seconds(setting: RunPlanInput) -> float:
     """Seconds in which weights move to host memory when their engine starts to sleep, and back."""
     if not (setting.keeps_weights_in_sleep and setting.hosts_engine) or setting.device.is_cpu:
         return 0.0
     return 2 * weights(setting) / _host_rate(setting)
 
 
-def _sync_of_copies(setting: Setting) -> PhaseTime:
+def _sync_of_copies(setting: RunPlanInput) -> PhaseTime:
     """With `rollout.sync = delta` each rank reads its shard of the copy that was sent last, and what has changed goes
     over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync = ahead`
     only that last part keeps the engine waiting."""
@@ -419,7 +418,7 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
     return PhaseTime("sync", comparing + moving + loading + fixed, bound)
 
 
-def _host_rate(setting: Setting) -> float:
+def _host_rate(setting: RunPlanInput) -> float:
     """Bytes per second to host memory."""
     device, over = setting.device, setting.device.constants
     return device.host_rate if device.is_cpu else device.host_rate / over.over_links

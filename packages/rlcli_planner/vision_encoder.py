@@ -140,7 +140,7 @@ class VisionEncoder:
 
     @property
     def pixels(self) -> int:
-        """Of a token."""
+        """Pixels of a token."""
         return self.unit * self.patch**2
 
     def frozen(self, parts: Collection[str]) -> int:

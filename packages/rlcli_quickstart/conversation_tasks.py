@@ -24,8 +24,8 @@ def products(seed: int) -> dict[str, list[Prompt]]:
         a, b = rng.choice(FACTORS), rng.choice(FACTORS)
         if (b, a) not in factors:
             factors[a, b] = None
-    pairs = list(factors)
-    return {"train": [_product(*pair) for pair in pairs[TEST_ROWS:]], "test": [_product(*p) for p in pairs[:TEST_ROWS]]}
+    rows = [_product(a, b) for a, b in factors]
+    return {"train": rows[TEST_ROWS:], "test": rows[:TEST_ROWS]}
 
 
 def _product(a: int, b: int) -> Prompt:

@@ -331,9 +331,11 @@ def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, a
     if result["stopped"]:
         print_next(after_training(target, stopped=True))
         return
-    paths = {"run": quote(str(target)), "model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
+    following = task.next.format(
+        run=quote(str(target)), model=quote(f"{target}/checkpoints/latest"), data=quote(str(data))
+    )
     first = [f"  {command:<46} {does}\n" for command, does in activation()]
-    plain(f"\nNext:\n{''.join(first)}{task.next.format(**paths)}")
+    plain(f"\nNext:\n{''.join(first)}{following}")
 
 
 def _after(step: int) -> str:

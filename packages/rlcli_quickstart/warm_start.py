@@ -38,9 +38,9 @@ class TrainingRecipe(TypedDict):
     warmup_steps: int
     """Steps in which the learning rate rises."""
     betas: tuple[float, float]
-    """Of AdamW."""
+    """Betas of AdamW."""
     weight_decay: float
-    """Of AdamW."""
+    """Weight decay of AdamW."""
 
 
 class ModelSizes(TypedDict):

@@ -186,7 +186,7 @@ def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
 
 
 def _check_options(algorithm: Algorithm, options: Mapping[str, float], separate_keys: Mapping[str, object]) -> None:
-    """Refuse numbers that no part takes, and parts that lack one. separate_keys: options that are keys of their own."""
+    """Refuse numbers that no part takes, and parts that lack one. separate_keys: options that are separate keys."""
     accepted = [option for part in algorithm.parts for option in options_of(part).items()]
     names = {name for name, _ in accepted}
     for name, value in separate_keys.items():

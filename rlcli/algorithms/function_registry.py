@@ -34,7 +34,7 @@ class Rules:
     """Demands of a function of the rest of the configuration. Declared where it is registered, for plugins too."""
 
     level: Level = "response"
-    """Of an advantage: what it gives a number to. `turn` and `token` ones read other columns."""
+    """Unit that an advantage has a number for. `turn` and `token` ones read other columns than `response` ones."""
     needs_group: bool = False
     """It compares the samples of a prompt, so there must be two or more."""
     makes_pairs: bool = False

@@ -103,7 +103,7 @@ def best_worst(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> T
 def keep_groups(
     scores: Tensor, groups: Tensor, *, keep: Literal["all", "unequal", "accuracy"], low: float, high: float
 ) -> Tensor:
-    """Which samples belong to a group to keep: bool [S], from scores (float [S]) and groups (int64 [S]).
+    """Mask of the samples whose group is kept: bool [S], from scores (float [S]) and groups (int64 [S]).
 
     all: every group. unequal: those whose scores are not all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     accuracy: those whose mean score lies in [low, high] (0.2 and 0.8 in PRIME, arXiv 2502.01456).

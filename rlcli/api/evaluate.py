@@ -11,12 +11,12 @@ from typing import Any
 from rlcli.api.run import Run
 from rlcli.api.train import Rows
 
-Place = str | Path
+StrPath = str | Path
 
 
 def evaluate(
-    model: Place | Run | None = None,
-    data: Place | Sequence[Place] | Rows | None = None,
+    model: StrPath | Run | None = None,
+    data: StrPath | Sequence[StrPath] | Rows | None = None,
     *,
     endpoint: str | None = None,
     samples: int = 1,
@@ -30,7 +30,7 @@ def evaluate(
     environment: str | None = None,
     workers: int | None = None,
     seed: int | None = None,
-    out: Place | None = None,
+    out: StrPath | None = None,
     settings: Mapping[str, Any] | None = None,
     force: bool = False,
     omit: str | Sequence[str] | None = None,
@@ -72,7 +72,7 @@ def evaluate(
 
 
 @contextmanager
-def _paths(data: Any, out: Place | None) -> Iterator[Any]:
+def _paths(data: Any, out: StrPath | None) -> Iterator[Any]:
     """The data as the command takes them; rows are stored with the samples, or for the time of this call."""
     from rlcli.api.stored_rows import is_rows, stored_evaluation_rows
 
@@ -87,7 +87,7 @@ def _paths(data: Any, out: Place | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _expression(verifier: str | Callable[..., Any] | None, out: Place | None) -> Iterator[str | None]:
+def _expression(verifier: str | Callable[..., Any] | None, out: StrPath | None) -> Iterator[str | None]:
     """The verifier as the command takes it; a function is stored with the samples, or for the time of this call."""
     if not callable(verifier):
         yield verifier

@@ -10,8 +10,8 @@ from typing import Any
 from rlcli.api.run import Run
 from rlcli.errors import ConfigError
 
-Place = str | Path
-Data = Place | Mapping[Place, float] | Sequence[Place]
+StrPath = str | Path
+Data = StrPath | Mapping[StrPath, float] | Sequence[StrPath]
 Rows = Any
 """Rows in memory: a `datasets.Dataset`, a pandas frame, or a list of dicts."""
 
@@ -19,13 +19,13 @@ Rows = Any
 def train(
     recipe: str | Path | None = None,
     *,
-    model: Place | Run | None = None,
+    model: StrPath | Run | None = None,
     data: Data | Rows | None = None,
-    eval_data: Place | Sequence[Place] | Rows | None = None,
+    eval_data: StrPath | Sequence[StrPath] | Rows | None = None,
     verifier: str | Callable[..., Any] | None = None,
     environment: str | None = None,
-    out: Place | None = None,
-    resume: Place | Run | None = None,
+    out: StrPath | None = None,
+    resume: StrPath | Run | None = None,
     accept_changes: bool = False,
     steps: int | None = None,
     workers: int | None = None,
@@ -86,7 +86,7 @@ def train(
     return Run(result["out"])
 
 
-def _stored(rows: Mapping[str, Rows], out: Place | None, force: bool) -> AbstractContextManager[dict[str, str]]:
+def _stored(rows: Mapping[str, Rows], out: StrPath | None, force: bool) -> AbstractContextManager[dict[str, str]]:
     """The paths of rows in memory, which are stored in the run's folder `out`."""
     if not rows:
         return nullcontext({})
@@ -97,7 +97,7 @@ def _stored(rows: Mapping[str, Rows], out: Place | None, force: bool) -> Abstrac
 
 
 def _expression(
-    verifier: str | Callable[..., Any] | None, out: Place | None, force: bool
+    verifier: str | Callable[..., Any] | None, out: StrPath | None, force: bool
 ) -> AbstractContextManager[str | None]:
     """The verifier as the command takes it; a function is stored in the run's folder `out`."""
     if not callable(verifier):
@@ -126,5 +126,5 @@ def _data(data: Data | None) -> list[str]:
     return option("data", data)
 
 
-def _path(location: Place | Run | None) -> Place | None:
+def _path(location: StrPath | Run | None) -> StrPath | None:
     return location.path if isinstance(location, Run) else location

@@ -123,8 +123,14 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal, transient=True) as bars:
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=terminal,
+        transient=True,
+    ) as bars:
         tasks: dict[str, tuple[float, TaskID]] = {}
 
         def update(activity: str, done: int, total: int | None) -> None:

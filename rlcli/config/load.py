@@ -77,7 +77,7 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
 
 
 def with_length(resolved: Resolved, prompts: int) -> Resolved:
-    """The configuration with the steps that `train.epochs` are, for data of so many prompts, and a note that says so;
+    """The configuration with the steps that `train.epochs` are, for this number of prompts, and a note about it;
     without `train.epochs` it stays unchanged. Raises `ConfigError` if these steps break a rule."""
     epochs, per_step = resolved.config.train.epochs, resolved.config.rollout.prompts_per_step
     if epochs is None:
@@ -94,7 +94,7 @@ def with_length(resolved: Resolved, prompts: int) -> Resolved:
 
 
 def _with_warmup(resolved: Resolved) -> Resolved:
-    """The configuration with the steps that `train.warmup_fraction` is of `train.steps`, and a note that says so."""
+    """The configuration with the steps that `train.warmup_fraction` is of `train.steps`, and a note about it."""
     train = resolved.config.train
     if train.warmup_fraction is None:
         return resolved

@@ -55,7 +55,7 @@ def without_effect(config: RunConfig) -> list[str]:
         ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
-        ("rollout", "sleep", config.rollout.workers > 0, "engines with workers of their own share no GPU"),
+        ("rollout", "sleep", config.rollout.workers > 0, "engines with separate workers share no GPU"),
         ("rollout", "servers servers_folder", config.rollout.engine != "server", "rollout.engine is not server"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("model", "freeze", bool(config.lora.rank), "an adapter does not train the vision encoder"),
@@ -242,7 +242,7 @@ def _environment(config: RunConfig) -> list[Rule]:
         ),
         (
             not e.is_command or config.rollout.oversample == 1,
-            f"rollout.oversample = {config.rollout.oversample}: {name} is a program, which cannot go on with a "
+            f"rollout.oversample = {config.rollout.oversample}: {name} is a program, which cannot continue with a "
             "conversation that a step interrupts; give oversample = 1",
         ),
         (
@@ -270,8 +270,9 @@ def _older_policies(config: RunConfig) -> list[Rule]:
         ),
         (
             not config.in_flight or not config.environment.is_command,
-            f"async.staleness = {staleness}: {config.environment.name} is a program, whose conversation cannot go on "
-            "with other weights; give rollout.workers = 1 or more and async.engine_steps = 0, or staleness = 0",
+            f"async.staleness = {staleness}: {config.environment.name} is a program, whose conversation cannot "
+            "continue with other weights; give rollout.workers = 1 or more and async.engine_steps = 0, or staleness "
+            "= 0",
         ),
         (
             config.async_.on_update == "recompute" or r.workers > 0,
@@ -343,7 +344,7 @@ def _routes(config: RunConfig) -> list[Rule]:
 
 
 def _sync(config: RunConfig) -> list[Rule]:
-    """Copies of the weights are for engines apart from the trainer, and hold whole weights."""
+    """Copies of the weights are for engines separate from the trainer, and hold whole weights."""
     r, rank = config.rollout, config.lora.rank
     full, name = r.sync == "full", f"rollout.sync = {r.sync}"
     return [

@@ -100,7 +100,8 @@ class Data(Section):
         "its posterior, is nearest to one half; difficulty: at random, by the expected variance of the reward.",
     )
     retire: NonNegativeInt = Field(
-        default=0, description="Draw a prompt no more after so many groups in a row with right samples only; 0: never."
+        default=0,
+        description="Groups in a row with right samples only after which a prompt is drawn no more; 0: no limit.",
     )
     response: str = Field(
         default="",
@@ -269,7 +270,7 @@ class Environment(Section):
     )
     past: Literal["keep", "per_cycle"] = Field(
         default="keep",
-        description="The policy's earlier turns once a user's message follows. keep: as they were drawn. per_cycle: as "
+        description="The policy's earlier turns once a user's message follows. keep: as generated. per_cycle: as "
         "the chat template writes them then, without their reasoning as a rule; the sample becomes several sequences.",
     )
     tool_calls: Positive | None = Field(
@@ -442,7 +443,7 @@ class Teacher(Section):
     top_k: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
         description="How many of the teacher's likeliest tokens the loss compares at each position (opd_forward, "
-        "opd_reverse); 0: only the drawn token is compared (advantage opd).",
+        "opd_reverse); 0: only the sampled token is compared (advantage opd).",
     )
     workers: NonNegativeInt = Field(
         default=0, description="Separate workers for the teachers; 0: they share the policy's workers."
@@ -780,7 +781,7 @@ class RunConfig(Section):
 
     @property
     def engine_steps(self) -> int | None:
-        """Steps of the engines beside the training of one step; None: not counted."""
+        """Engine steps during the training of one step; None: not counted."""
         unset = 0 if self.train.deterministic else None
         return unset if self.async_.engine_steps is None else self.async_.engine_steps
 

@@ -195,11 +195,11 @@ class _Sizes:
         """Tokens and work of `samples` together."""
         if len(samples) == 1:
             return self.tokens[samples[0]], self.work[samples[0]]
-        saved = sum([(len(group) - 1) * self.prompt_tokens[group[0]] for group in self.alike(samples)])
+        saved = sum([(len(group) - 1) * self.prompt_tokens[group[0]] for group in self.grouped_by_prompt(samples)])
         tokens = sum([self.tokens[sample] for sample in samples]) - saved
         return tokens, sum([self.work[sample] for sample in samples]) - ATTENTION * saved
 
-    def alike(self, samples: Sequence[int]) -> list[list[int]]:
+    def grouped_by_prompt(self, samples: Sequence[int]) -> list[list[int]]:
         """The samples by their prompt, if any two may share one."""
         if self.prompts is None or len(samples) < 2:
             return []
@@ -229,7 +229,7 @@ def _units(
         return [[unit for unit in paired if active is None or any(active[sample] for sample in unit)]]
     moving = [sample for sample in samples if active is None or active[sample]]
     alone = [[sample] for sample in moving]
-    together = [unit for group in size.alike(moving) for unit in _shares(group, size, budget)]
+    together = [unit for group in size.grouped_by_prompt(moving) for unit in _shares(group, size, budget)]
     return [together, alone] if 0 < len(together) < len(alone) else [alone]
 
 

@@ -79,7 +79,7 @@ class RolloutStats:
     resumed: Annotated[int, Counter("rollout/resumed", saved_as="carried")] = 0
     """Samples that an earlier step had aborted and that were finished."""
     replay_diverged: Annotated[int, Counter("rollout/replay_diverged", saved_as="redrawn")] = 0
-    """Resumed conversations that were generated anew: their environment answered the replay differently."""
+    """Resumed conversations that were generated again: their environment answered the replay differently."""
     drafted: Annotated[int, Counter("rollout/drafted", if_zero=False)] = 0
     """Tokens that speculative decoding drafted."""
     accepted: Annotated[int, Counter()] = 0

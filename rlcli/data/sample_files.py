@@ -131,15 +131,15 @@ def sample_row(
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
     sample: index within the prompt's group; -1 is the greedy response. response_tokens, log_probs: of the tokens that
-    the policy drew, in all its `turns`. response: its last turn. messages: of a conversation; else those of the prompt
-    and the response are written, as JSON. Of a conversation, ended: why; turn_rewards: what the environment gave for
-    each turn. version, newest_version: how many weight syncs the engine had seen at the first and at the last of them.
-    The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and from its
-    group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
-    group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the sizes and
-    the digests of the prompt's images; None if it has none. Its `problem` is equal for rows of the dataset that pose
-    the same one (`Prompt.problem`). Its `extra` is what the verifier logs of the response, by name; None if that is
-    nothing.
+    the policy generated, in all its `turns`. response: its last turn. messages: of a conversation; else those of the
+    prompt and the response are written, as JSON. Of a conversation, ended: why; turn_rewards: what the environment gave
+    for each turn. version, newest_version: how many weight syncs the engine had seen at the first and at the last of
+    them. The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and
+    from its group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number
+    of the group among those that the step generated, or of the prompt in an evaluation. The row's `images` are the
+    sizes and the digests of the prompt's images; None if it has none. Its `problem` is equal for rows of the dataset
+    that pose the same one (`Prompt.problem`). Its `extra` is what the verifier logs of the response, by name; None if
+    that is nothing.
     """
     return {
         "prompt_id": prompt.id,
@@ -235,7 +235,7 @@ def check_rows(file: Path, metadata: pq.FileMetaData) -> None:
 def sample_files(room: Path, step: int) -> list[Path]:
     """The files of samples that the workers of a run wrote for one step, sorted by rank. room: the run's `samples` or
     `evaluations` folder. In runs that an older rlcli started, they are in that folder itself, with the step as a
-    prefix of their name: it is listed only for a step without files in a folder of its own. Raises `UnfitFile` if the
+    prefix of their name: it is listed only for a step without files in its own folder. Raises `UnfitFile` if the
     step's folder is a link."""
     step_name = f"step-{step:06d}"
     if (room / step_name).is_symlink():

@@ -76,9 +76,10 @@ class SampleShard:
     def row(self, index: int) -> Trajectory:
         """A trajectory, whose arrays are views."""
         at = slice(self.span_offsets[index], self.span_offsets[index + 1])
-        columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
+        ends, speakers = self.span_ends[at].tolist(), self.span_speakers[at].tolist()
+        versions = self.span_versions[at].tolist()
         spans, start = [], 0
-        for end, speaker, version, images in zip(*columns, self._images_of_spans(index), strict=True):
+        for end, speaker, version, images in zip(ends, speakers, versions, self._images_of_spans(index), strict=True):
             spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version, images))
             start = end
         return Trajectory(
@@ -96,7 +97,7 @@ class SampleShard:
         return self.routes[self.route_offsets[index] : self.route_offsets[index + 1]]
 
     def _images_of_spans(self, index: int) -> list[int]:
-        """Of a row: how many images each span has. Those of an older checkpoint are in the prompt."""
+        """Number of images in each span of a row. In an older checkpoint all images are in the prompt."""
         start, end = self.span_offsets[index], self.span_offsets[index + 1]
         if self.span_pictures is None:
             rows = self.row_pictures
@@ -106,7 +107,7 @@ class SampleShard:
         return counts
 
     def _images(self, index: int) -> tuple[np.ndarray, ...]:
-        """Of a row: uint8 `[height, width, 3]`, views."""
+        """The images of a row: views, uint8 `[height, width, 3]`."""
         import numpy as np
 
         if self.pictures is None:

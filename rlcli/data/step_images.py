@@ -18,10 +18,10 @@ _ROWS = 64
 """Rows of a row group: an image is read with its group."""
 
 
-def beside(samples: Path) -> Path:
+def images_path(samples: Path) -> Path:
     """Path of the thumbnails of a file of samples.
 
-    >>> beside(Path("step-000001/rank-0.round-2.parquet")).name
+    >>> images_path(Path("step-000001/rank-0.round-2.parquet")).name
     'pictures-0.round-2.parquet'
     """
     return samples.with_name(samples.name.replace("rank-", "pictures-", 1))

@@ -91,7 +91,7 @@ class EnvironmentSpec:
 
 class Session:
     """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`, whose `cause`
-    tells whether this session caused the failure. If several sessions may have caused it, the next try is in a session
+    shows whether this session caused the failure. If several sessions may have caused it, the next try is in a session
     that is alone: its process runs one call at a time."""
 
     def __init__(self, process: _Process, number: int, options: Mapping[str, JsonValue]) -> None:

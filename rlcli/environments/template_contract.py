@@ -76,7 +76,7 @@ BOUNDARIES: dict[str, tuple[list[Message], list[Message]]] = {
 
 class Agreement(StrEnum):
     """EXACT: the tokens are those of one rendering of the whole conversation. PAST: they are from the turn on; the
-    template renders what was before it differently, and the conversation keeps what was drawn. BROKEN: they are not.
+    template renders what was before it differently, and the conversation keeps its tokens. BROKEN: they are not.
     NONE: the template refuses such messages."""
 
     EXACT = "exact"
@@ -140,5 +140,5 @@ def _difference(tokenizer: PreTrainedTokenizerBase, ours: list[int], rendered: l
     same = next(
         (i for i, (a, b) in enumerate(zip(ours, rendered, strict=False)) if a != b), min(len(ours), len(rendered))
     )
-    texts = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, rendered))
-    return "{!r} in place of {!r}".format(*texts)
+    our_text, rendered_text = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, rendered))
+    return f"{our_text!r} in place of {rendered_text!r}"

@@ -6,7 +6,7 @@ and none of its text: T(prefix + new messages) − T(prefix). It begins behind t
 turn, so that no token of the tokenizer spans the junction.
 
 A template may render the past differently once a message follows: it drops the reasoning of earlier turns, for example.
-The policy's own tokens stay as they were drawn.
+The policy's own tokens stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TurnTemplate:
             return Appended(0, delta if is_closed else [closing, *delta])
         if self._tail or not turn or turn[-1] not in self._stops:
             return Appended(0, self._tail + delta)
-        # Nothing closes a turn but the token that opens the next one (GLM), which the policy may have drawn.
+        # Nothing closes a turn but the token that opens the next one (GLM), which the policy may have sampled.
         return Appended(0, delta[1:]) if delta[:1] == [turn[-1]] else Appended(1, delta)
 
     def _delta(self, new: Sequence[TemplateMessage]) -> tuple[int | None, list[int]]:
@@ -159,8 +159,8 @@ class TurnTemplate:
 
 
 REASONING = ("z", "")
-"""Of the prefix's turn. Some templates render a turn without reasoning differently once another one follows, others
-drop it then."""
+"""Reasoning of the prefix's turn, tried in this order. Once another turn follows, some templates render a turn without
+reasoning differently, and others drop the reasoning."""
 
 
 @overload

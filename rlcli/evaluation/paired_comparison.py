@@ -62,7 +62,7 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DatasetComparison:
     """The comparison of one dataset."""
 
     prompts: int
@@ -86,7 +86,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Compared:
+class EvaluationComparison:
     """The comparison of two evaluations."""
 
     a: str
@@ -97,9 +97,9 @@ class Compared:
     """Setting → different values in A and B."""
     unmatched: Sequence[str]
     """Datasets that only one of them has."""
-    overall: Comparison
+    overall: DatasetComparison
     """All datasets together."""
-    datasets: Mapping[str, Comparison]
+    datasets: Mapping[str, DatasetComparison]
     """Dataset → its comparison."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _Pair:
     """Prompts in B alone."""
 
 
-def compare(a: str, b: str, changed: int) -> Compared:
+def compare(a: str, b: str, changed: int) -> EvaluationComparison:
     """Match `a` and `b` (folders of evaluations, parquet files of samples, or `evaluations/step-N` of a run).
 
     changed: number of the most changed prompts to list. Raises `DataError` if their datasets or prompts differ.
@@ -147,7 +147,7 @@ def compare(a: str, b: str, changed: int) -> Compared:
     comparisons = {name: _compared([pair], changed) for name, pair in pairs.items()}
     overall = _compared(list(pairs.values()), changed) if len(pairs) > 1 else next(iter(comparisons.values()))
     unmatched = sorted({*tables_a} - matched.keys() | {*tables_b} - {*matched.values()})
-    return Compared(a, b, _differing(a, b), unmatched, overall, comparisons)
+    return EvaluationComparison(a, b, _differing(a, b), unmatched, overall, comparisons)
 
 
 def _tables(path: str) -> dict[str, pa.Table]:
@@ -267,7 +267,7 @@ def _rows(table: pa.Table) -> dict[str, _Row]:
     }
 
 
-def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:
+def _compared(pairs: Sequence[_Pair], changed: int) -> DatasetComparison:
     import numpy as np
 
     ids = [name for pair in pairs for name in pair.ids]
@@ -284,7 +284,7 @@ def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:
     }
     change = values_b["pass@1"] - values_a["pass@1"]
     order = [index for index in np.argsort(-np.abs(change), kind="stable").tolist() if change[index]][:changed]
-    return Comparison(
+    return DatasetComparison(
         len(ids),
         sum(pair.rows for pair in pairs),
         sum(pair.only_a for pair in pairs),

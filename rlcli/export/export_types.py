@@ -20,7 +20,7 @@ class Options:
     merge: bool = False
     """Merge an adapter into its base's weights."""
     dtype: str = ""
-    """Of the files; empty: float32 for an adapter, else the trainer's."""
+    """Dtype of the files; empty: float32 for an adapter, else the trainer's."""
     critic: bool = False
     """Export the value or process reward model instead of the policy."""
     check: bool = True
@@ -73,7 +73,7 @@ class Export:
     step: int
     """Step of the checkpoint."""
     dtype: str
-    """Of the files."""
+    """Dtype of the files."""
     base: str
     """The model that it was trained from."""
     manifest: str

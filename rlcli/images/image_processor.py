@@ -51,7 +51,7 @@ class ImageProcessor:
 
     def process_with_copies(self, images: Sequence[bytes], most: int) -> ProcessedImages:
         """The same with small copies. Raises `NoRoom` if the images have more than `most` tokens together, which
-        their headers tell."""
+        their headers show."""
         tokens = sum(self.rule.tokens(*self.rule.fitted(*size_of(image))) for image in images)
         if tokens > most:
             raise NoRoom(f"its images have {tokens} tokens, and a conversation has at most {most}")

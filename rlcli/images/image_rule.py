@@ -62,8 +62,8 @@ class ImageRule(ABC):
         each of its passes."""
 
     def engine_inputs(self, images: Sequence[np.ndarray]) -> Mapping[str, np.ndarray] | None:
-        """What vLLM's model takes of processed images, by the names that its processor gives it; None if that
-        processor leaves processed images as they are, and so is given these."""
+        """Inputs of vLLM's model for processed images, under the names that its processor gives them; None if that
+        processor leaves processed images unchanged, so that they are passed to it."""
         return None
 
     def placed(self, width: int, height: int) -> list[int]:
@@ -73,7 +73,7 @@ class ImageRule(ABC):
     def expanded(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of a prompt that has one placeholder for each image, with as many as the image has tokens. sizes:
         width and height of the processed images."""
-        each = iter([self.placed(*size) for size in sizes])
+        each = iter([self.placed(width, height) for width, height in sizes])
         return [token for token_id in ids for token in (next(each) if token_id == self.token else [token_id])]
 
     def collapsed(self, ids: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:

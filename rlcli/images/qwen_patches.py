@@ -65,13 +65,12 @@ class PatchRule(ImageRule):
         return self.patch * self.merge
 
     def fitted(self, width: int, height: int) -> tuple[int, int]:
-        """What the model's processor would choose, and would leave as it is."""
+        """Size to which the model's processor resizes the image, repeated until it would not resize it again."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        size = height, width
-        while (resized := smart_resize(*size, self.side, self.least, self.most)) != size:
-            size = resized
-        return size[1], size[0]
+        while (resized := smart_resize(height, width, self.side, self.least, self.most)) != (height, width):
+            height, width = resized
+        return width, height
 
     def tokens(self, width: int, height: int) -> int:
         return (width // self.side) * (height // self.side)

@@ -61,8 +61,8 @@ def content_parts(content: str) -> list[dict[str, str | None]]:
 
 
 def marked(messages: Sequence[Message], images: int) -> tuple[Message, ...]:
-    """The messages with one marker for each of so many images: as they are, or without any marker with all of them at
-    the start of the first user message. Raises `BadImage` if the numbers differ."""
+    """The messages with one marker for each of the `images` images: unchanged, or if they have no marker, with
+    all of them at the start of the first user message. Raises `BadImage` if the numbers differ."""
     count = markers(messages)
     if count == images:
         return tuple(messages)
@@ -115,7 +115,7 @@ def _roots(folder: Path) -> tuple[Path, ...]:
 
 
 def _content(file: Path) -> bytes:
-    """What a regular file holds. Never waits: a pipe or a device is refused. Raises `OSError`."""
+    """Content of a regular file. Never blocks: a pipe or a device is refused. Raises `OSError`."""
     with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):

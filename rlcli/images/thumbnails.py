@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SIDE = 256
 """Pixels of a thumbnail's longer side, at most."""
 LARGE_SIDE = 1024
-"""Of the copy that a click shows."""
+"""The same of the copy that a click shows."""
 QUALITY = 80
 
 
@@ -34,7 +34,7 @@ def small_copy(image: Image, side: int = SIDE) -> bytes:
 
 
 def data_url(encoded: bytes) -> str:
-    """What `thumbnail` returned, as the source of an image in a page.
+    """Data URL of an image that `thumbnail` returned, for the `src` of an `img`.
 
     >>> data_url(b"\\x89PNG")
     'data:image/png;base64,iVBORw=='

@@ -71,7 +71,7 @@ def _teacher(config: RunConfig, algorithm: Algorithm) -> list[str]:
         return [f"teacher.top_k = 0: algorithm.loss = {a.loss} compares the teacher's likeliest tokens; give 16"]
     if teacher.top_k and not algorithm.needs_teacher_top:
         return [
-            f"teacher.top_k = {teacher.top_k}, but algorithm.loss = {a.loss} compares drawn tokens only; give 0, or "
+            f"teacher.top_k = {teacher.top_k}, but algorithm.loss = {a.loss} compares sampled tokens only; give 0, or "
             "algorithm.advantage = one and algorithm.loss = opd_forward or opd_reverse"
         ]
     return []

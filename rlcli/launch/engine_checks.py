@@ -179,7 +179,7 @@ def check_quantized(config: RunConfig, dtype: str, experts: int) -> None:
     if rollout.quantization and experts and not rollout.enforce_eager and not separate_adapter:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: {config.model.path} is a mixture of experts, whose 8-bit "
-            "kernels vLLM builds anew at each weight sync, while its CUDA graphs still read the memory of the old ones",
+            "kernels vLLM rebuilds at each weight sync, while its CUDA graphs still read the memory of the old ones",
             "give rollout.enforce_eager = true, or leave rollout.quantization out",
         )
 

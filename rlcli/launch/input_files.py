@@ -34,7 +34,7 @@ SHORT = 12
 WHOLE_BYTES = 1 << 30
 """Largest file, other than weights, whose bytes are all read for its digest."""
 ROWS_BYTES = 64 << 20
-"""Largest parquet file whose rows are read for its digest, so that the same rows in a file written anew are equal."""
+"""Largest parquet file whose rows are read for its digest, so that the same rows in a rewritten file are equal."""
 COPY_BYTES, COPIES_BYTES = 1 << 20, 16 << 20
 """Largest file that is copied into the run folder, and all copies together."""
 COPIED = (".py", ".jinja", ".toml", ".yaml", ".yml", ".json", ".txt", ".md")
@@ -412,9 +412,10 @@ def check_inputs(
         [entry for entry in recorded if entry.key not in skipped],
         [entry for entry in files if entry.key not in skipped],
     )
-    data = [[entry for entry in some if entry.key in BY_FINGERPRINT] for some in (recorded, files)]
+    recorded_data = [entry for entry in recorded if entry.key in BY_FINGERPRINT]
+    data = [entry for entry in files if entry.key in BY_FINGERPRINT]
     _judge(run, changes, on_note, step=step, accept=accept)
-    return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(*data))
+    return InputCheck(files, tuple(changes), prompts=record.prompts, same_data=not compare(recorded_data, data))
 
 
 def with_hub_models(

@@ -84,23 +84,11 @@ def running_workers(
             startup_times.done("ray")
             wait_s = config.cluster.wait_s
             on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
-            stall_s = config.fault_tolerance.stall_s
             for group in _reserved(planned, servers, early, wait_s):
-                spec = group.spec
-                started[spec.name] = workers = start_group(
-                    Worker,
-                    group.pool,
-                    logs.resolve(),
-                    name=spec.name,
-                    stall_s=stall_s,
-                    placed=group.placed,
-                    reservation=group.reservation,
-                )
-                workers.call(WorkerCalls.begin, spec)
-                host, port = workers.call(WorkerCalls.rendezvous)
-                workers.call(WorkerCalls.join, host, port)
+                started[group.spec.name] = workers = _start(group, logs, config.fault_tolerance.stall_s)
+                _join(workers, group.spec)
                 if prepared.context.trains:
-                    check_shared(logs, spec.name, group.pool.workers)
+                    check_shared(logs, group.spec.name, group.pool.workers)
             startup_times.done("workers")
             on_phase("load model")
             build(list(started.values()))
@@ -124,6 +112,26 @@ def running_workers(
                 # From workers killed on this machine; on other machines it stays until reboot.
                 for leftover in Path("/dev/shm").glob(f"{shared_memory_prefix(policy_spec.group_id)}*"):
                     attempt.remove_shared(leftover)
+
+
+def _start(group: _Group, logs: Path, stall_s: float) -> Workers:
+    """Start the actors of a group."""
+    return start_group(
+        Worker,
+        group.pool,
+        logs.resolve(),
+        name=group.spec.name,
+        stall_s=stall_s,
+        placed=group.placed,
+        reservation=group.reservation,
+    )
+
+
+def _join(workers: Workers, spec: WorkerSpec) -> None:
+    """Give the workers their spec, and connect their process group."""
+    workers.call(WorkerCalls.begin, spec)
+    host, port = workers.call(WorkerCalls.rendezvous)
+    workers.call(WorkerCalls.join, host, port)
 
 
 def build(groups: Sequence[Workers]) -> None:
@@ -172,7 +180,7 @@ def _serving(prepared: Prepared, logs: Path, planned: Sequence[_Group]) -> Abstr
     """Servers of the models that verifiers query, on other devices than the workers."""
     loopback = not cluster_address(prepared.config.cluster.address)
     worker_pools = [group.pool for group in planned]
-    return serving(prepared.served, prepared.facts.device, logs, beside=worker_pools, loopback=loopback)
+    return serving(prepared.served, prepared.facts.device, logs, other_pools=worker_pools, loopback=loopback)
 
 
 def _planned_groups(spec: WorkerSpec) -> list[_Group]:

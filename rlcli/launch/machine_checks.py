@@ -58,7 +58,7 @@ class Finding:
     """The result of one check."""
 
     name: str
-    """Of the check."""
+    """Name of the check."""
     status: Status
     """Its outcome."""
     detail: str
@@ -261,7 +261,7 @@ def check_template(path: str) -> list[Finding]:
 
     outcomes = {
         Agreement.EXACT: (Status.PASS, "one rendering gives the same tokens", ""),
-        Agreement.PAST: (Status.WARN, "rendered whole, the past differs: ", "kept as it was drawn"),
+        Agreement.PAST: (Status.WARN, "rendered whole, the past differs: ", "kept as it was generated"),
         Agreement.NONE: (Status.WARN, "", ""),
         Agreement.BROKEN: (
             Status.FAIL,
@@ -284,7 +284,7 @@ def _verdict(boundaries: Sequence[Boundary]) -> Finding:
 
     words = {
         Agreement.EXACT: "work",
-        Agreement.PAST: "work (what was drawn stays as it was)",
+        Agreement.PAST: "work (generated tokens stay as they were)",
         Agreement.NONE: "are not supported by this template",
         Agreement.BROKEN: "do not work: other tokens follow",
     }
@@ -370,7 +370,7 @@ def check_hub() -> Finding:
 
 
 def check_loopback(host: str = "127.0.0.1") -> Finding:
-    """A port of the loopback interface can be bound and reached: Ray and the process groups talk over it."""
+    """A port of the loopback interface can be bound and reached: Ray and the process groups communicate over it."""
     try:
         with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), timeout=3):
             return Finding("loopback", Status.PASS, f"ports of {host} can be bound")

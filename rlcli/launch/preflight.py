@@ -48,7 +48,7 @@ from rlcli.launch.environment_checks import check_environments, numbered_rows
 from rlcli.launch.model_paths import with_absolute_paths, with_adapter_base
 from rlcli.launch.prepared_run import Prepared
 from rlcli.launch.role_checks import check_layout, policy_roles
-from rlcli.launch.verifier_trial import check_rivals, check_verifiers
+from rlcli.launch.verifier_trial import check_comparisons, check_verifiers
 from rlcli.model.io.model_config import check_place, expert_count, plain_config
 from rlcli.model.io.mxfp4 import quantization
 from rlcli.rollout.model_servers.models_to_serve import models_of
@@ -168,7 +168,7 @@ def _with_verifiers(
     loads: bool,
 ) -> tuple[RunConfig, tuple[str, ...], str]:
     """The configuration with the sandbox of this machine, the verifiers of these rows, and that sandbox, or empty if
-    they need none. Raises the errors of `check_verifiers` and `check_rivals`."""
+    they need none. Raises the errors of `check_verifiers` and `check_comparisons`."""
     verifiers, sandbox = check_verifiers(
         JoinedPrompts([train_rows, test_rows]),
         config.verifier,
@@ -181,7 +181,7 @@ def _with_verifiers(
         group=config.rollout.samples_per_prompt,
     )
     _note_engine_key(config, on_note)
-    _check_rivals(config, train_rows, test_rows)
+    _check_comparisons(config, train_rows, test_rows)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})
     return config, verifiers, sandbox
@@ -256,7 +256,7 @@ def _note_repeats(
     if not conversing and (copies := repeated_rows(prompts)):
         on_note(
             f"{copies} of {len(prompts)} training rows repeat the prompt of another one: each row is drawn once an "
-            "epoch, as a group of its own, so that a prompt weighs as much as it has rows"
+            "epoch, as a separate group, so that a prompt weighs as much as it has rows"
         )
     if held_out is None:
         return
@@ -332,11 +332,13 @@ def _check_required_keys(config: RunConfig, train: bool) -> None:
         )
 
 
-def _check_rivals(config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt]) -> None:
+def _check_comparisons(config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt]) -> None:
     """Raise `ConfigError` if a verifier compares the responses of a group and there are none to compare."""
     rollout = config.rollout
-    check_rivals(verifiers_of(train_rows), "rollout.samples_per_prompt", rollout.samples_per_prompt, rollout.oversample)
-    check_rivals(verifiers_of(test_rows), "evaluation.samples", config.evaluation.samples)
+    check_comparisons(
+        verifiers_of(train_rows), "rollout.samples_per_prompt", rollout.samples_per_prompt, rollout.oversample
+    )
+    check_comparisons(verifiers_of(test_rows), "evaluation.samples", config.evaluation.samples)
 
 
 def _tokenized(

@@ -198,15 +198,15 @@ def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     intact = checkpoints.newest(damage.append)
     for text in damage:
         on_note(text)
-    anew = "start over in its place with rlcli train … --force, or elsewhere"
+    start_over = "start over in its place with rlcli train … --force, or elsewhere"
     if intact is None and checkpoints.all():
         newest = damage[0].rpartition("; ")[0]
-        raise CheckpointError(f"no checkpoint of {run} is intact: {newest}", anew)
+        raise CheckpointError(f"no checkpoint of {run} is intact: {newest}", start_over)
     saved_steps = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
     if intact is None and saved_steps:  # for example an unmounted disk: starting over would lose the whole record
         raise CheckpointError(
             f"{run} had checkpoints, the last at step {saved_steps[-1]}, but {run / 'checkpoints'} has none",
-            f"restore them, or {anew}",
+            f"restore them, or {start_over}",
         )
     on_note(f"resuming from {intact.path.name}" if intact else "no checkpoint yet: the run starts over")
     return intact

@@ -187,7 +187,7 @@ def _teacher_rows(config: RunConfig) -> dict[str, str]:
         return {}
     several = len(teacher.models) > 1
     teachers = [model.path + f" for {', '.join(model.sources) or 'all others'}" * several for model in teacher.models]
-    scored = f"its {teacher.top_k} likeliest tokens and the rest" if teacher.top_k else "the drawn tokens"
+    scored = f"its {teacher.top_k} likeliest tokens and the rest" if teacher.top_k else "the sampled tokens"
     plural = "s" if teacher.workers > 1 else ""
     where = f"{teacher.workers} separate worker{plural}" if teacher.workers else "in the policy's workers"
     where = where if teacher.held else "scored by a server"

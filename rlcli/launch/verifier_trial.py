@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rlcli.config.schema import VerifierSection
 from rlcli.data.prompts.prompt_table import verifiers_of
 from rlcli.errors import ConfigError, DataError, UnknownName, VerifierError
-from rlcli.rewards.expression import Composition, parse, rivals_of
+from rlcli.rewards.expression import Composition, other_responses_of, parse
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.trial import check_answers, first_answers
 from rlcli.rewards.verifier_checks import check_loaded, key_notes
@@ -66,28 +66,30 @@ def check_verifiers(
     return tuple(compositions), sandbox
 
 
-def check_rivals(expressions: Iterable[str], samples: str, count: int, oversample: float = 1.0) -> None:
+def check_comparisons(expressions: Iterable[str], samples: str, count: int, oversample: float = 1.0) -> None:
     """Raise `ConfigError` if a verifier compares the responses of a group and there are none to compare. samples: the
     key of their number, `count`."""
     for expression in expressions:
-        if rivals_of(expression) and count < 2:
+        if other_responses_of(expression) and count < 2:
             raise ConfigError(
                 f"{expression} compares the responses of a group, but {samples} = {count}",
                 "give 2 or more",
             )
-        if rivals_of(expression) and oversample > 1:
+        if other_responses_of(expression) and oversample > 1:
             raise ConfigError(
                 f"{expression} compares the responses of a group, but rollout.oversample = {oversample:g} may generate "
                 "them in different steps",
-                "set rollout.oversample=1, or rivals=0",
+                "set rollout.oversample=1, or other_responses=0",
             )
 
 
-def refuse_rivals(expressions: Iterable[str], where: str) -> None:
+def refuse_comparisons(expressions: Iterable[str], where: str) -> None:
     """Raise `ConfigError` if a verifier compares the responses of a group. where: what has no groups."""
     for expression in expressions:
-        if rivals_of(expression):
-            raise ConfigError(f"{expression} compares the responses of a group, but {where} has none", "give rivals=0")
+        if other_responses_of(expression):
+            raise ConfigError(
+                f"{expression} compares the responses of a group, but {where} has none", "give other_responses=0"
+            )
 
 
 def _check_names(composition: Composition, row: str) -> None:

@@ -264,7 +264,7 @@ class Padded:
         return [call.shape for call in self.calls]
 
 
-# Explicit backward passes: autograd's index_select adds up row by row, where a selection suffices but for the copies.
+# Explicit backward passes: autograd's index_select adds up row by row, where a selection suffices, apart from copies.
 class _Lay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:

@@ -92,7 +92,7 @@ class Sizes:
     kernel: int
     """W, tokens that the convolution reads."""
     epsilon: float
-    """Of the norm."""
+    """Epsilon of the norm."""
 
     @staticmethod
     def of(layer: Any) -> Sizes:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 StepSize = Literal["match_rms_adamw", "original"]
 
 COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7
-"""Of the iteration: those of Keller Jordan's post, and of `torch.optim.Muon`."""
+"""Constants of the Newton-Schulz iteration, as in Keller Jordan's post and `torch.optim.Muon`."""
 ROUTERS = ("gate", "router", "shared_expert_gate")
 """Linear layers of a block that choose or weigh experts: they follow AdamW."""
 EXPERTS_AT_ONCE = 1 << 27

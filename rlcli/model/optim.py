@@ -32,7 +32,7 @@ def build_optimizer(
     matrices = {id(matrix.parameter) for matrix in hidden}
     trained = [p for p in model.parameters() if p.requires_grad and id(p) not in matrices]
     decaying = [p for p in trained if p.ndim > 1]
-    groups: list[dict[str, Any]] = [{"params": alike, "weight_decay": weight_decay} for alike in by_mesh(decaying)]
+    groups: list[dict[str, Any]] = [{"params": group, "weight_decay": weight_decay} for group in by_mesh(decaying)]
     groups.append({"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0})
     groups = [group for group in groups if group["params"]]
     if muon is None:
@@ -92,7 +92,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def gradient_scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """`x`, whose gradient goes on `scale` times as large."""
+    """`x`; its gradient is multiplied by `scale`."""
     scaled: torch.Tensor = _Scaled.apply(x, scale)
     return scaled
 
@@ -106,7 +106,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, scale: float = 1.0) -> flo
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not gradients:
         return 0.0
-    total = torch.stack([_squares(alike) for alike in by_mesh(gradients)]).sum().sqrt() / scale
+    total = torch.stack([_squares(group) for group in by_mesh(gradients)]).sum().sqrt() / scale
     torch._foreach_mul_(list(map(_local, gradients)), (max_norm / (total + 1e-6)).clamp(max=1.0) / scale)
     return float(total)
 

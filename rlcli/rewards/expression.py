@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,12 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 
+from rlcli.config.keys import RenamedKey
 from rlcli.config.load import BOOLEANS, to_toml
 from rlcli.config.paths import expanded
 from rlcli.errors import ConfigError
 from rlcli.support.served_models import ServedModel, served_model
+from rlcli.types import OLD_OTHER_RESPONSES, OTHER_RESPONSES
 
 AUTO = "auto"
 
@@ -52,9 +55,15 @@ class Term:
         return self.ref.rpartition(":")[2]
 
     @property
-    def rivals(self) -> int:
+    def other_responses(self) -> int:
         """Number of other responses of its group with which the verifier compares one."""
-        count = self.options.get("rivals", 0)
+        if OLD_OTHER_RESPONSES in self.options:
+            text = (
+                f"the option {OLD_OTHER_RESPONSES} of the verifier {self.ref} is now called {OTHER_RESPONSES}; "
+                "the next release refuses the old name"
+            )
+            warnings.warn(text, RenamedKey, stacklevel=2)
+        count = self.options.get(OTHER_RESPONSES, self.options.get(OLD_OTHER_RESPONSES, 0))
         return count if isinstance(count, int) else 0
 
     @property
@@ -343,10 +352,10 @@ def served_by(expression: str) -> list[ServedModel]:
 
 
 @cache
-def rivals_of(expression: str) -> int:
+def other_responses_of(expression: str) -> int:
     """Number of other responses of its group with which the verifiers of an expression compare one; 0: none.
 
-    >>> rivals_of('math + 0.2 * judge(url="http://judge", model=m, rivals=3)'), rivals_of("math")
-    (3, 0)
+    >>> other_responses_of('math + 0.2 * judge(url="http://judge", model=m, other_responses=3)')
+    3
     """
-    return max((term.rivals for term in parse(expression).terms), default=0) if expression else 0
+    return max((term.other_responses for term in parse(expression).terms), default=0) if expression else 0

@@ -82,7 +82,7 @@ class Summary:
 
 
 class RowFile:
-    """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), parsed anew in each iteration: memory holds
+    """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), parsed again in each iteration: memory holds
     one of them. skipped: how many bad lines are left out.
 
     A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),

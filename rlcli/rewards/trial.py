@@ -137,7 +137,7 @@ def _untried(term: Term) -> str:
     """The reason why a verifier cannot be tried on one answer before the run; empty if it can."""
     if term.serves is not None:
         return "its model is served when the run starts"
-    return "it compares the responses of a group" if term.rivals else ""
+    return "it compares the responses of a group" if term.other_responses else ""
 
 
 def _submit_plain(pool: ScoringPool, verifier: str, prompt: Prompt, group: int) -> Future[Verdict]:

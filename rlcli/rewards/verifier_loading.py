@@ -18,7 +18,7 @@ from rlcli.registry import near
 from rlcli.rewards.combine import Verified, combine
 from rlcli.rewards.function_adapters import adapt, is_rubric, options_of
 from rlcli.support.importing import run_file
-from rlcli.types import VerifyRequest
+from rlcli.types import OLD_OTHER_RESPONSES, OTHER_RESPONSES, VerifyRequest
 
 AT_ONCE = 32
 """Maximum number of requests in one call of a verifier that takes batches or is async."""
@@ -171,6 +171,8 @@ def _options(function: object, part: Part) -> dict[str, object]:
             raise WrongOption(f"{part.name} takes no options (it is an object of functions)")
         return {}
     declared, takes_any = options_of(function)
+    if OLD_OTHER_RESPONSES in options and OLD_OTHER_RESPONSES not in declared and OTHER_RESPONSES in declared:
+        options[OTHER_RESPONSES] = options.pop(OLD_OTHER_RESPONSES)
     for name in options:
         if name not in declared and not takes_any:
             raise WrongOption(f"{part.name} takes no option '{name}'; {near(name, declared)}")

@@ -189,7 +189,7 @@ METRICS: dict[tuple[str, ...], str] = {
     ("throughput/tokens_per_s",): "all tokens of the step ÷ its seconds",
     ("throughput/sync_gb_per_s",): "`sync/bytes` ÷ seconds, in 10⁹ bytes a second",
     ("time/generate_s", "time/plan_s", "time/load_s", "time/update_s", "time/sync_s"): (
-        "seconds by phase; verification runs beside generation"
+        "seconds by phase; verification runs concurrently with generation"
     ),
     ("time/critic_s", "time/advantages_s"): (
         "the same, for values or process rewards, and for advantages that need tokens"

@@ -31,7 +31,7 @@ class Measure(NamedTuple):
 
 REWARD = Measure("reward/mean", "reward", "mean reward")
 LOSS = Measure("update/policy_loss", "loss", "loss (nats a token)")
-"""For datasets with responses: each counts as correct, so its reward of 1 tells nothing."""
+"""For datasets with responses: each counts as correct, so its reward of 1 means nothing."""
 
 
 def measure_of(config: Mapping[str, object]) -> Measure:

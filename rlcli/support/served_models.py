@@ -77,7 +77,7 @@ def address_of(model: str, about: str = "") -> str:
     addresses = json.loads(os.environ.get(ADDRESSES) or "{}").get(model)
     if not addresses:
         raise VerifierError(
-            f"nobody serves the model {model} (option serve)",
+            f"the model {model} is not served (option serve)",
             "train, eval, rescore, verifiers run and verifiers audit do; elsewhere serve it yourself: option url",
         )
     return str(addresses[zlib.crc32(about.encode(errors="replace")) % len(addresses)])

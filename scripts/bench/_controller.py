@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison, sample_table
 from rlcli.cluster.dispatch import per_rank, sum_by_key
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, SampleTable
@@ -30,7 +30,7 @@ from rlcli.training.worker.rank_step_recorder import StepReport
 from rlcli.training.worker.weight_sync.weight_transfer import Synced
 from rlcli.types import Outcome
 
-ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), drawn=True)
+ALIKE = sample_table(np.full(5, -1.0), np.full(5, -1.0), np.array([5]), sampled=True)
 """A sample of which engine and trainer find the same log-probs."""
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")
 
@@ -61,7 +61,7 @@ class FakeRank:
         if name == "trainer_log_probs":
             return [np.full(4, -1.0)] * len(args[0])
         if name == "step_report":
-            return StepReport({}, (), compared=Comparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
+            return StepReport({}, (), compared=LogProbComparison.of(np.repeat(ALIKE, self.loaded, axis=0)))
         kind = str(getattr(WorkerCalls, name).__annotations__["return"]).partition("[")[0]
         return {"dict": {}, "list": []}.get(kind)
 

@@ -62,7 +62,7 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from rlcli_planner import pass_memory
     from rlcli_planner.known_devices import Device
     from rlcli_planner.model_shape import shape_of
-    from rlcli_planner.run_setting import PromptStats, setting_of
+    from rlcli_planner.plan_input import PromptStats, setting_of
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -213,7 +213,7 @@ def test_responses_go_on_through_updates_in_a_resumed_run_too(through: Runs, end
     uninterrupted = through[IN_FLIGHT]["whole"]
     assert_equal(uninterrupted, through[IN_FLIGHT][ending])
     state = json.loads((uninterrupted / "checkpoints/step-000002/state.json").read_text())
-    partial = [response for group in state["waiting"] if group["open"] for response in group["open"]["begun"]]
+    partial = [response for group in state["waiting"] if group["open"] for response in group["open"]["partial"]]
     assert any(0 < response["tokens"] < 24 for response in partial)
     steps = metrics_of(uninterrupted)[1:]
     assert max(line["rollout/staleness_max"] for line in steps) == 2.0

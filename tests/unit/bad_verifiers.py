@@ -154,6 +154,11 @@ _DEEDS = {
 }
 
 
-def ranked(request: VerifyRequest, *, rivals: int = 0) -> Verdict:
-    """The value to compare with."""
+def ranked_before(request: VerifyRequest, *, rivals: int = 0) -> Verdict:
+    """The same under the names of the last release."""
     return Verdict(float(rivals), Outcome.OK, answer=repr(list(request.rivals)))
+
+
+def ranked(request: VerifyRequest, *, other_responses: int = 0) -> Verdict:
+    """The value to compare with."""
+    return Verdict(float(other_responses), Outcome.OK, answer=repr(list(request.other_responses)))

@@ -42,7 +42,7 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
 
 def gold(request: VerifyRequest, *, pattern: str = "") -> str:
     """The ground truth in the usual format. pattern: the first that matches of it, the bare ground truth and the row's
-    own response; matched only in a scoring process, which has a deadline. A row with a regex of its own has a response
+    own response; matched only in a scoring process, which has a deadline. A row with its own regex has a response
     that must match it."""
     usual = f"<think>\nas it is known\n</think>\n<answer>{request.ground_truth or 'yes'}</answer>"
     if not pattern:

@@ -33,7 +33,7 @@ async def verify(
     points: int = 1,
     passing: float = 0.5,
     reasoning: bool = False,
-    rivals: int = 0,
+    other_responses: int = 0,
     key: str = "OPENAI_API_KEY",
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -58,17 +58,17 @@ async def verify(
     from 0 to `points`; the reward is score / points. rubric: what to grade by; the row's extra_info["rubric"] takes
     precedence; without either, agreement with the ground truth. reasoning: show the judge the reasoning too.
 
-    rivals: compare the response with so many others of its group (in a ring, at most all) rather than score it by
-    itself: each pair in both orders, and the reward is the share of these comparisons that it wins, half of one for a
-    draw. points is not used then. CRASH: there is no other response.
+    other_responses: compare the response with this number of others of its group (in a ring, at most all) rather than
+    score it by itself: each pair in both orders, and the reward is the share of these comparisons that it wins, half of
+    one for a draw. points is not used then. CRASH: there is no other response.
 
-    url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves itself instead, on devices of its
-    own: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each server).
-    key: the environment variable with its API key. temperature, top_p, max_tokens, seed: of its replies. structured:
-    ask for JSON by a schema, as long as the endpoint accepts it. omit: fields of the request that are not sent, such as
-    temperature. rename: other names for fields, such as {max_tokens = "max_completion_tokens"}. extra: further fields
-    of each request. concurrency, requests_per_minute, tokens_per_minute: of this
-    machine, 0: no limit. call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
+    url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves instead, on separate
+    devices: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each
+    server). key: the environment variable with its API key. temperature, top_p, max_tokens, seed: of its replies.
+    structured: ask for JSON by a schema, as long as the endpoint accepts it. omit: fields of the request that are not
+    sent, such as temperature. rename: other names for fields, such as {max_tokens = "max_completion_tokens"}. extra:
+    further fields of each request. concurrency, requests_per_minute, tokens_per_minute: of this machine, 0: no limit.
+    call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
     by content in the user's cache folder. price_in, price_out: of a million tokens, for the metric usage/cost.
 
     TIMEOUT: no verdict within wait_s. CRASH: the endpoint refused or kept failing. UNPARSED: its reply is no verdict.
@@ -98,8 +98,8 @@ async def verify(
     score = partial(_score, endpoint, _cache() if cache else None, spent)
     try:
         async with asyncio.timeout(wait_s):
-            if rivals:
-                judgement = await compared(score, request, response, rubric, rivals, reasoning=reasoning)
+            if other_responses:
+                judgement = await compared(score, request, response, rubric, other_responses, reasoning=reasoning)
             else:
                 grade = await score(messages(request, response, rubric, points), points)
                 judgement = Judged(grade.points / points, str(grade.points), grade.reason)
@@ -143,9 +143,9 @@ async def _score(
 
 def preload(**options: Any) -> None:
     """Check the options, and that the endpoint answers, takes the key and serves the model. Raises `RlcliError`."""
-    values: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, "rivals": 0, **options}
-    if values["rivals"] < 0:
-        raise ConfigError(f"the option rivals is {values['rivals']}", "give how many to compare with; 0: none")
+    values: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, **options}
+    if (count := values.get("other_responses", 0)) < 0:
+        raise ConfigError(f"the option other_responses is {count}", "give how many to compare with; 0: none")
     if not 1 <= values["points"] <= MAX_POINTS:
         raise ConfigError(f"the option points is {values['points']}", f"give a number from 1 to {MAX_POINTS}")
     for name in ("concurrency", "wait_s", "call_s"):

@@ -50,8 +50,8 @@ class Cache:
 
     def put(self, key: str, verdict: Graded) -> None:
         """Cache a verdict; the oldest are removed."""
-        values = (key, verdict.points, verdict.reason[:REASON_CHARS])
-        added = self._execute("INSERT OR IGNORE INTO verdicts (key, points, reason) VALUES (?, ?, ?)", *values)
+        insert = "INSERT OR IGNORE INTO verdicts (key, points, reason) VALUES (?, ?, ?)"
+        added = self._execute(insert, key, verdict.points, verdict.reason[:REASON_CHARS])
         if added and added.lastrowid and added.lastrowid % PRUNE_EVERY == 0:
             self._execute("DELETE FROM verdicts WHERE id <= ?", added.lastrowid - MAX_VERDICTS)
 

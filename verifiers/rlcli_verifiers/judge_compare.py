@@ -28,15 +28,15 @@ class Judged(NamedTuple):
 
 
 async def compared(
-    score: Score, request: VerifyRequest, response: str, rubric: str, rivals: int, *, reasoning: bool
+    score: Score, request: VerifyRequest, response: str, rubric: str, other_responses: int, *, reasoning: bool
 ) -> Judged:
     """The share of its comparisons that the response wins, half of one for a draw.
 
     A judge that prefers a place gives the other answer in the other order: the pair is a draw, and is counted (`flips`,
-    of `pairs`). A rival without an answer loses without a call. Raises `CallFailed` if there is no rival,
+    of `pairs`). Another response without an answer loses without a call. Raises `CallFailed` if there is none,
     and what `score` raises.
     """
-    others = [_answer(text, request, reasoning) for text in request.rivals[:rivals]]
+    others = [_answer(text, request, reasoning) for text in request.other_responses[:other_responses]]
     if not others:
         raise CallFailed("there is no other response to compare this one with")
     real = [other for other in others if other.strip()]
@@ -60,6 +60,6 @@ def _orders(request: VerifyRequest, response: str, other: str, rubric: str) -> l
 
 
 def _answer(text: str, request: VerifyRequest, reasoning: bool) -> str:
-    """The part of a rival that the judge sees; empty if it has no answer."""
-    rival = VerifyRequest(text, "", thinking=request.thinking)
-    return (text if reasoning else rival.answer_text()) or ""
+    """The part of another response that the judge sees; empty if it has no answer."""
+    other = VerifyRequest(text, "", thinking=request.thinking)
+    return (text if reasoning else other.answer_text()) or ""

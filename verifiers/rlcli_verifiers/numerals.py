@@ -78,7 +78,7 @@ def _as_subscript(match: re.Match[str]) -> str:
 def endless(text: str) -> str:
     r"""Write decimals that repeat without end as fractions: `0.1666…` as `\frac{15}{90}`.
 
-    Dots need two periods before them: `0.16…` may go on in any way.
+    Dots need two periods before them: `0.16…` may continue in any way.
 
     >>> endless("x = 0.555..."), endless("3.14…"), endless("0.142857142857…")
     ('x = \\frac{5}{9}', '3.14…', '\\frac{142857}{999999}')

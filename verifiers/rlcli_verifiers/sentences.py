@@ -101,7 +101,7 @@ _CUT_OFF = re.compile(
     r"|\b(?:to|of|the|by|with|for|is|are|a|an|from)\W*$",
     re.IGNORECASE,
 )
-"""The end of a sentence that has no full stop and goes on after its value."""
+"""The end of a sentence that has no full stop and continues after its value."""
 
 _STARTS_UNSURE = re.compile(
     r"[^\w$\\]*(?:(?:or|note|notice|recall|observe|remember)\b|(?:case|option|interpretation|scenario|method|approach)\s+(?:\d|two|b)\b)",
@@ -443,7 +443,7 @@ def _concluded(prose: str, stated: list[Value]) -> Value | None:
 
 
 def _main(prose: str, stated: list[Value]) -> Value | None:
-    """Of two values the one that is not in a phrase of time or means: "In 2 hours he earns $30"."""
+    """The one of two values that is not in a phrase of time or means: "In 2 hours he earns $30"."""
     values = [value for value in stated if not value.is_name]
     if len(values) != 2:
         return None

@@ -1,4 +1,4 @@
-"""A reward model that the run serves on devices of its own (docs/judges.md)."""
+"""A reward model that the run serves on separate devices (docs/judges.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def verify(
 ) -> Verdict:
     """The logit of a sequence classifier with one label for the conversation; OK if it is above 0.
 
-    serve: the model, which the run serves on devices of its own: its folder or hub id, or {model = "…", workers = 2,
+    serve: the model, which the run serves on separate devices: its folder or hub id, or {model = "…", workers = 2,
     tensor_parallel = 2} (devices in all, and of each server). Prompt and response are tokenised again by its own
     tokenizer and chat template; without a template, they are joined by an empty line. transform: the reward is the
     logit itself, or its sigmoid. max_tokens: of a longer conversation, the end is scored; not more than fits the model.

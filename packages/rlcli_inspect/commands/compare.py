@@ -13,7 +13,7 @@ from rlcli.cli.options import JsonObject, MostChanged
 
 if TYPE_CHECKING:
     from rlcli.evaluation.statistics import Estimate
-    from rlcli_inspect.report.comparison import Comparison
+    from rlcli_inspect.report.comparison import RunComparison
     from rlcli_inspect.report.curves import Curve
 
 PARTS = 5
@@ -49,7 +49,7 @@ def compare(
         _print(comparison_result)
 
 
-def _print(comparison: Comparison) -> None:
+def _print(comparison: RunComparison) -> None:
     for side, run in zip("AB", comparison.runs, strict=True):
         console.plain(_text(f"{side}: {run['name']} ({run['recipe']}, {run['state']}, step {run['step']})"))
     for note in comparison.notes:

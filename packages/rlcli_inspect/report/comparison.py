@@ -12,7 +12,7 @@ from rlcli.config.recipes import flatten
 from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
 from rlcli.evaluation.evaluation_folder import read_samples
-from rlcli.evaluation.paired_comparison import Compared
+from rlcli.evaluation.paired_comparison import EvaluationComparison
 from rlcli.evaluation.paired_comparison import compare as compare_samples
 from rlcli.evaluation.rescoring import steps_of
 from rlcli.evaluation.statistics import Estimate
@@ -85,7 +85,7 @@ class ChangedPrompt:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Result of `compare`."""
 
     runs: Sequence[Mapping[str, object]]
@@ -125,7 +125,7 @@ class _Evaluations:
     """Parts that cannot be compared, and why."""
 
 
-def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
+def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> RunComparison:
     """Compare the runs in two folders. changed: number of the most changed prompts to list.
 
     What is missing in one of them or cannot be read is a note. Raises `RlcliError` for a folder that is no run.
@@ -135,15 +135,15 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
     damage = [RunData(folder).damage() for folder in folders]
     unread = [f"{name}: {note}" for name, notes in zip(names, damage, strict=True) for note in notes]
     lines = [metrics_of(folder) for folder in folders]
-    config = _config(*folders)
-    evaluations = _evaluations(*folders, changed)
+    config = _config(run_a, run_b)
+    evaluations = _evaluations(run_a, run_b, changed)
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
     empty = [f"{name} has no metrics of a step" for name, run_lines in zip(names, lines, strict=True) if not run_lines]
     shown = dict(zip(folders, names, strict=True))
     marks = [f"{name}: {mark.text}" for folder, name in shown.items() for mark in marks_of(events_of(folder))]
     notes = [*unread, *empty, *marks, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
     curves = curves_of(list(zip(names, lines, strict=True)))
-    return Comparison(runs, curves, evaluations.paired, evaluations.changed, config, notes)
+    return RunComparison(runs, curves, evaluations.paired, evaluations.changed, config, notes)
 
 
 def _with_names(note: str, names: Mapping[Path, str]) -> str:
@@ -222,7 +222,7 @@ def _evenly(steps: Sequence[int]) -> list[int]:
     return [steps[round(index * (len(steps) - 1) / (MAX_STEPS - 1))] for index in range(MAX_STEPS)]
 
 
-def _measures(steps: tuple[int, int], compared: Compared) -> list[PairedEvaluation]:
+def _measures(steps: tuple[int, int], compared: EvaluationComparison) -> list[PairedEvaluation]:
     measures, prompts = compared.overall.measures, compared.overall.prompts
     paired = [
         PairedEvaluation(steps, name, measure.of_a, measure.of_b, measure.difference, prompts)
@@ -233,7 +233,7 @@ def _measures(steps: tuple[int, int], compared: Compared) -> list[PairedEvaluati
     return [x for x in paired if x.metric == HEADLINE[0] or (x.a, x.b) != (paired[0].a, paired[0].b)]
 
 
-def _changed(compared: Compared, folders: Sequence[Path], steps: tuple[int, int]) -> list[ChangedPrompt]:
+def _changed(compared: EvaluationComparison, folders: Sequence[Path], steps: tuple[int, int]) -> list[ChangedPrompt]:
     ids = {prompt.prompt_id for prompt in compared.overall.changed}
     of_a, of_b = (_responses(folder, step, ids) for folder, step in zip(folders, steps, strict=True))
     return [

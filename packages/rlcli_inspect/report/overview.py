@@ -31,7 +31,7 @@ CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("Gradient norm", "", {"update/grad_norm": "before clipping", "critic/grad_norm": "critic"}),
     ("Loss", "", {"update/policy_loss": "policy", "critic/loss": "critic", "update/nll": "nll"}),
     ("KL to the reference", "nats", {"update/kl": "kl"}),
-    ("KL to the teacher", "nats", {"update/teacher_kl": "estimated from the drawn tokens"}),
+    ("KL to the teacher", "nats", {"update/teacher_kl": "estimated from the sampled tokens"}),
     ("Tokens that are the teacher's likeliest", "share", {"update/teacher_agreement": "drawn"}),
     ("Engine against trainer", "nats", {"mismatch/k3": "k3", "mismatch/kl": "kl"}),
     ("Clipped tokens", "share", {"update/clip_low": "low", "update/clip_high": "high"}),

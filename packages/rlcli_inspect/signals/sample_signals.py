@@ -16,8 +16,8 @@ MIN_REWARDED = 20
 """Minimum of rewarded samples at an end for a meaningful share; with fewer at the start, all samples are the
 baseline."""
 WITH_TRUTH, PASSES = 10, 0.5
-"""The absence of the ground truth says something only if, at the start, at least so many responses hold it and this
-share of them is rewarded: then the task's answers are written like its ground truths."""
+"""The absence of the ground truth says something only if, at the start, at least this number of responses hold it
+and this share of them is rewarded: then the task's answers are written like its ground truths."""
 MIN_T = 6.0
 """Standard errors of the reward for length or for a phrase: thousands of phrases are tried in a run."""
 EXPLAINED = 0.25
@@ -56,7 +56,7 @@ PROPERTIES = (
         "accepts something that is no answer: read the examples, fix the verifier (rlcli verifiers audit), or check "
         "with another one (rlcli rescore). Harmless if answers moved to another form, such as 1/2 for 0.5.",
     ),
-    # Two prompts with different ground truths have no right answer in common, but for rows that are ambiguous or wrong.
+    # Two prompts with different ground truths have no right answer in common, except in ambiguous or wrong rows.
     Property(
         "one_response",
         "One response fits different answers",

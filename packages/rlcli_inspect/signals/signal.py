@@ -28,7 +28,7 @@ class Example:
     excerpt: str
     """End of the response."""
     note: str
-    """What to look at."""
+    """The evidence to look at in the response."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rlcli_planner.asynchrony.lengths import Lengths
 from rlcli_planner.asynchrony.simulate import Layout, Simulated, Speeds, simulate
 from rlcli_planner.engine_memory import full_responses
 from rlcli_planner.fitting.solve import fits
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 from rlcli_planner.step_time import decode_seconds, prefill_seconds, times
 
 STALENESS = (1, 2, 4)
@@ -108,7 +108,7 @@ class Advice:
         }
 
 
-def speeds_of(setting: Setting, mean: float) -> Speeds:
+def speeds_of(setting: RunPlanInput, mean: float) -> Speeds:
     """Estimated speeds, for responses of this mean length. Raises `ValueError` if the device's rates are not
     known."""
     seconds = {phase.name: phase.seconds for phase in times(setting)}
@@ -124,7 +124,7 @@ def speeds_of(setting: Setting, mean: float) -> Speeds:
     )
 
 
-def advice(setting: Setting, lengths: Lengths | None = None) -> Advice | None:
+def advice(setting: RunPlanInput, lengths: Lengths | None = None) -> Advice | None:
     """Advice from estimated speeds; None if nothing is generated or no seconds are predicted."""
     config = setting.config
     if config.data.response or setting.untimed:

@@ -14,7 +14,7 @@ from rlcli.config.schema import RunConfig
 from rlcli_planner.asynchrony.advice import Advice, advice, advised, simulated
 from rlcli_planner.asynchrony.lengths import Lengths
 from rlcli_planner.asynchrony.simulate import Speeds
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 from rlcli_planner.step_time import decode_seconds, step_seconds, times
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class Pace:
 
 
 def pace_of(
-    config: RunConfig, groups: Sequence[Sequence[int]], metrics: Sequence[Mapping[str, float]], plan: Setting | None
+    config: RunConfig,
+    groups: Sequence[Sequence[int]],
+    metrics: Sequence[Mapping[str, float]],
+    plan: RunPlanInput | None,
 ) -> Pace:
     """The pace of a run. groups: response tokens of each sample, by group. metrics: of the measured steps. plan: of the
     run, if there is one."""
@@ -92,7 +95,7 @@ def pace_of(
 
 
 def _fitted(
-    config: RunConfig, lengths: Int[np.ndarray, "G S"], seconds: Mapping[str, float], plan: Setting | None
+    config: RunConfig, lengths: Int[np.ndarray, "G S"], seconds: Mapping[str, float], plan: RunPlanInput | None
 ) -> Speeds:
     """Speeds with which the simulated engines are busy as long as the measured ones. How the time of a decoding step
     depends on responses and tokens comes from the plan; without one it is constant."""

@@ -63,11 +63,11 @@ class PaceReport(Listener):
 
     def _measure(self, number: int, steps: list[StepLengths], metrics: list[Mapping[str, float]]) -> None:
         from rlcli_planner.asynchrony.pace import pace_of
-        from rlcli_planner.run_setting import Setting
+        from rlcli_planner.plan_input import RunPlanInput
 
         groups = [group for prompts, lengths in steps for group in by_prompt(prompts, lengths)]
         plan = self.run.plan()
-        assert plan is None or isinstance(plan, Setting), "the planner's input comes from this package"
+        assert plan is None or isinstance(plan, RunPlanInput), "the planner's input comes from this package"
         self._measured.append((number, pace_of(self.run.config, groups, metrics, plan)))
 
     def _report(self) -> None:

@@ -233,7 +233,7 @@ def simulate(
     uncounted steps, besides those in which the pipeline fills. The time of a decoding step depends on the responses
     that run at that moment, and on their context lengths."""
     run, first = _Run(lengths, speeds, layout, prompt_tokens), layout.staleness + warm_up - 1
-    last = len(lengths) - layout.staleness  # later steps have less to generate beside them
+    last = len(lengths) - layout.staleness  # later steps have less to generate at the same time
     assert last - first >= 2, "too few steps to fill the pipeline"
     ends, idle, busy = list[float](), list[float](), list[float]()
     for step in range(last):

@@ -11,7 +11,7 @@ from rlcli_planner.calibration import MIB
 from rlcli_planner.engine_memory import MIN_KV_CACHE, holds_longest, kv_cache, sample_bytes, smallest_cache
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.phase_memory import OUTSIDE, PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
-from rlcli_planner.run_setting import Keys, Sections, Setting
+from rlcli_planner.plan_input import Keys, RunPlanInput, Sections
 from rlcli_planner.step_time import step_seconds, times
 
 GPU_SHARE, CPU_SHARE = 0.95, 0.9
@@ -29,7 +29,7 @@ CONTEXTS = (2, 4, 8)
 """Values of parallel.context that are tried."""
 
 
-def budget(setting: Setting) -> float:
+def budget(setting: RunPlanInput) -> float:
     """Bytes that one worker may use."""
     device = setting.device
     if not device.is_cpu:
@@ -38,13 +38,13 @@ def budget(setting: Setting) -> float:
     return min(share, CPU_SHARE * device.process_limit)
 
 
-def all_phases(setting: Setting) -> list[PhaseMemory]:
+def all_phases(setting: RunPlanInput) -> list[PhaseMemory]:
     """Phases of a training worker, of one that only generates, and of one that only trains the critic."""
     separate = (engine_worker(setting), critic_worker(setting), teacher_worker(setting))
     return phases(setting) + [phase for phase in separate if phase]
 
 
-def fits(setting: Setting) -> bool:
+def fits(setting: RunPlanInput) -> bool:
     """True if a run fits whatever the lengths of its responses are."""
     return all(phase.total <= budget(setting) for phase in all_phases(setting)) and _engine_works(setting)
 
@@ -53,7 +53,7 @@ SLEEPS = ("none", "cache", "all")
 """Values of `rollout.sleep`, from the one that releases least."""
 
 
-def with_least_sleep(setting: Setting) -> Setting:
+def with_least_sleep(setting: RunPlanInput) -> RunPlanInput:
     """The setting with the value that `rollout.sleep = auto` stands for: the least with which it fits."""
     rollout = setting.config.rollout
     if rollout.sleep != "auto" or setting.device.is_cpu or not setting.hosts_engine:
@@ -64,7 +64,7 @@ def with_least_sleep(setting: Setting) -> Setting:
     return next(filter(fits, tried), tried[-1])
 
 
-def cannot_fit(setting: Setting) -> bool:
+def cannot_fit(setting: RunPlanInput) -> bool:
     """True if the lower bound of every run of these models exceeds the memory: processes, weights, moments."""
     device, workers = setting.device, setting.config.all_workers if setting.device.is_cpu else 1
     available = min(device.memory / workers, device.process_limit if device.is_cpu else device.memory)
@@ -72,24 +72,24 @@ def cannot_fit(setting: Setting) -> bool:
     return max(certain) > available or not _engine_works(setting)
 
 
-def verdict(setting: Setting) -> str:
+def verdict(setting: RunPlanInput) -> str:
     """`fits`, whatever the responses are; `may not fit`, if they are long; or `does not fit`."""
     if fits(setting):
         return "fits"
     return "does not fit" if cannot_fit(setting) else "may not fit"
 
 
-def _engine_works(setting: Setting) -> bool:
+def _engine_works(setting: RunPlanInput) -> bool:
     """True if the KV cache holds at least one sample of maximum length."""
     return not setting.has_engine or holds_longest(setting)
 
 
-def _held_share(setting: Setting) -> float:
+def _held_share(setting: RunPlanInput) -> float:
     """Number of samples of maximum length that the KV cache holds."""
     return kv_cache(setting) / sample_bytes(setting, setting.max_length)
 
 
-def shortfall(setting: Setting) -> str:
+def shortfall(setting: RunPlanInput) -> str:
     """Why a run does not fit."""
     peak = max(all_phases(setting), key=lambda phase: phase.total)
     if peak.total <= budget(setting):
@@ -113,7 +113,7 @@ def smallest_microbatch(config: RunConfig) -> int:
     return config.max_length * (2 if algorithm.selects_pairs else 1)
 
 
-def largest_microbatch(setting: Setting) -> int | None:
+def largest_microbatch(setting: RunPlanInput) -> int | None:
     """The largest useful train.tokens_per_microbatch that fits; None if none fits."""
     least = smallest_microbatch(setting.config)
     a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
@@ -142,7 +142,7 @@ class CpuSizes:
     """True if a run with them fits."""
 
 
-def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool) -> CpuSizes:
+def sizes_on_cpu(setting: RunPlanInput, *, tokens: bool, cache: bool, recompute: bool) -> CpuSizes:
     """The configured sizes, lowered as far as memory requires. tokens, cache, recompute: which of them may change. The
     KV cache shrinks only where that leaves a micro-batch of ENOUGH_TOKENS; layers are recomputed only if nothing else
     is enough."""
@@ -153,11 +153,11 @@ def sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool, recompute: bool
     return replace(recomputed, recompute=True)
 
 
-def _sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool) -> CpuSizes:
+def _sizes_on_cpu(setting: RunPlanInput, *, tokens: bool, cache: bool) -> CpuSizes:
     configured = setting.config.train.tokens_per_microbatch
     least = min(smallest_microbatch(setting.config), configured)
 
-    def largest(tried: Setting) -> int | None:
+    def largest(tried: RunPlanInput) -> int | None:
         if fits(tried):
             return configured
         return _largest(least, configured, STEP, lambda size: fits(_with_tokens(tried, size))) if tokens else None
@@ -174,11 +174,11 @@ def _sizes_on_cpu(setting: Setting, *, tokens: bool, cache: bool) -> CpuSizes:
     return CpuSizes(tokens_per_microbatch, size, recompute=False, fits=True)
 
 
-def _with_tokens(setting: Setting, tokens: int) -> Setting:
+def _with_tokens(setting: RunPlanInput, tokens: int) -> RunPlanInput:
     return setting.with_keys(train={"tokens_per_microbatch": tokens})
 
 
-def largest_utilization(setting: Setting) -> float | None:
+def largest_utilization(setting: RunPlanInput) -> float | None:
     """The largest rollout.gpu_memory_utilization that fits; None if none does, or if it has no effect (on CPUs, and
     with a KV cache of a given size)."""
     if setting.device.is_cpu or not setting.has_engine or setting.kv_cache_bytes is not None:
@@ -208,7 +208,7 @@ def _largest(least: int, upper: int, step: int, holds: Callable[[int], bool]) ->
     return least + low * step
 
 
-def solved(setting: Setting) -> Setting | None:
+def solved(setting: RunPlanInput) -> RunPlanInput | None:
     """The setting with the largest sizes that fit; None if no sizes fit."""
     tokens, utilization = largest_microbatch(setting), largest_utilization(setting)
     if tokens is None:
@@ -231,7 +231,7 @@ class Fix:
     """Seconds of a step with it; 0 if unknown."""
 
 
-def fixes(setting: Setting) -> list[Fix]:
+def fixes(setting: RunPlanInput) -> list[Fix]:
     """Changes that make a run fit: first those that only cost time, the fastest first, then those that change what is
     trained or need more devices."""
     if larger := _larger_cache(setting):
@@ -275,7 +275,7 @@ def fixes(setting: Setting) -> list[Fix]:
     return within + [hint for hint in beyond if hint]
 
 
-def _fix(setting: Setting, change: Sections, cost: str) -> Fix | None:
+def _fix(setting: RunPlanInput, change: Sections, cost: str) -> Fix | None:
     sized = solved(setting.with_keys(**change))
     if sized is None:
         return None
@@ -283,7 +283,7 @@ def _fix(setting: Setting, change: Sections, cost: str) -> Fix | None:
     return Fix(keys, cost, step_seconds(sized, times(sized)))
 
 
-def _larger_cache(setting: Setting) -> Fix | None:
+def _larger_cache(setting: RunPlanInput) -> Fix | None:
     """The KV cache size that holds a sample, if it is set to less."""
     if setting.config.rollout.kv_cache_mb is None or _engine_works(setting):
         return None
@@ -294,7 +294,7 @@ def _larger_cache(setting: Setting) -> Fix | None:
     return Fix({"rollout.kv_cache_mb": size}, "the minimum for one sample", step_seconds(sized, times(sized)))
 
 
-def _more_devices(setting: Setting, change: Sections) -> Fix | None:
+def _more_devices(setting: RunPlanInput, change: Sections) -> Fix | None:
     """The smallest number of devices, by doubling, with which it fits."""
     workers = setting.ranks
     for _ in range(6):
@@ -305,7 +305,7 @@ def _more_devices(setting: Setting, change: Sections) -> Fix | None:
     return None
 
 
-def _divided(setting: Setting, change: Sections) -> Fix | None:
+def _divided(setting: RunPlanInput, change: Sections) -> Fix | None:
     """Fewest workers that divide each micro-batch's tokens so that it fits, with `change`."""
     configured = setting.config.parallel
     for ranks in CONTEXTS:
@@ -317,7 +317,7 @@ def _divided(setting: Setting, change: Sections) -> Fix | None:
     return None
 
 
-def _shared_engine(setting: Setting, change: Sections, cost: str) -> Fix | None:
+def _shared_engine(setting: RunPlanInput, change: Sections, cost: str) -> Fix | None:
     """The smallest tensor_parallel with which it fits on the current devices."""
     shared = setting.config.rollout.tensor_parallel * 2
     while shared <= setting.config.engine_workers:

@@ -9,7 +9,7 @@ from itertools import product
 from rlcli_planner.fitting.solve import all_phases, budget, largest_microbatch, smallest_microbatch, solved
 from rlcli_planner.forecast import sizes
 from rlcli_planner.known_devices import GIB
-from rlcli_planner.run_setting import ConfigValue, Keys, Setting, by_section
+from rlcli_planner.plan_input import ConfigValue, Keys, RunPlanInput, by_section
 from rlcli_planner.step_time import PhaseTime, step_seconds, times
 
 MOST = 5
@@ -30,7 +30,7 @@ class Proposal:
 
     keys: Keys
     """Keys that differ from the configured ones."""
-    setting: Setting
+    setting: RunPlanInput
     """The setting with the largest sizes that fit."""
     phases: list[PhaseTime]
     """Seconds of its step by phase."""
@@ -67,7 +67,7 @@ class Suggestions:
         return {"layouts": rows, "short_of": self.short_of or None}
 
 
-def suggest_layouts(setting: Setting) -> Suggestions:
+def suggest_layouts(setting: RunPlanInput) -> Suggestions:
     """The layouts of these devices. Empty if none fits, or if no seconds are predicted."""
     if setting.untimed:
         return Suggestions([], "")
@@ -95,11 +95,11 @@ class _Fitting:
     """Finds the sizes with which layouts fit. If the variant of a division of the devices that needs least memory does
     not fit, no other variant is tried."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: RunPlanInput) -> None:
         self._setting = setting
         self._possible: dict[tuple[ConfigValue, ...], bool] = {}
 
-    def of(self, layout: Proposal) -> Setting | None:
+    def of(self, layout: Proposal) -> RunPlanInput | None:
         division = {key: _value(layout.setting, key) for key in DIVIDING}
         key = tuple(division.values())
         if key not in self._possible:
@@ -117,7 +117,7 @@ def _no_better(best: Proposal, seconds: float, other: Proposal) -> bool:
     return (same_division or changes_more) and other.seconds <= seconds * (1 + ALIKE)
 
 
-def _candidates(setting: Setting) -> Iterator[Keys]:
+def _candidates(setting: RunPlanInput) -> Iterator[Keys]:
     """Layouts as keys that differ from the setting's: copies of the model, ranks that divide tokens, devices of an
     engine, and what saves memory for time."""
     ranks, heads = setting.ranks, setting.policy.heads
@@ -147,7 +147,7 @@ def _candidates(setting: Setting) -> Iterator[Keys]:
         }
 
 
-def _unlimited(setting: Setting, keys: Keys) -> Proposal:
+def _unlimited(setting: RunPlanInput, keys: Keys) -> Proposal:
     """The layout as if memory did not limit its micro-batches."""
     tried = _with(setting, keys)
     differing = {key: value for key, value in keys.items() if value != _value(setting, key)}
@@ -156,11 +156,11 @@ def _unlimited(setting: Setting, keys: Keys) -> Proposal:
     return Proposal(differing, tried, times(wide))
 
 
-def _with(setting: Setting, keys: Keys) -> Setting:
+def _with(setting: RunPlanInput, keys: Keys) -> RunPlanInput:
     return setting.with_keys(**by_section(keys))
 
 
-def _value(setting: Setting, key: str) -> ConfigValue:
+def _value(setting: RunPlanInput, key: str) -> ConfigValue:
     section, _, name = key.partition(".")
     value: ConfigValue = getattr(getattr(setting.config, section), name)
     return value

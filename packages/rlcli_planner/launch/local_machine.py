@@ -20,10 +20,12 @@ def rates_of(config: RunConfig, kind: str, measure: Literal["unless known", "aga
     if nothing is known. kind: `cpu` or `cuda`."""
     if cluster_address(config.cluster.address):
         return None
-    measured_as = _measured_as(config, kind)
+    device, dtype, threads, processes = _measured_as(config, kind)
     if measure == "never":
-        return machine_rates.load(*measured_as)
-    return machine_rates.measured_now(*measured_as) if measure == "again" else machine_rates.machine_rates(*measured_as)
+        return machine_rates.load(device, dtype, threads, processes)
+    if measure == "again":
+        return machine_rates.measured_now(device, dtype, threads, processes)
+    return machine_rates.machine_rates(device, dtype, threads, processes)
 
 
 def rates_are_known(config: RunConfig, kind: str) -> bool:

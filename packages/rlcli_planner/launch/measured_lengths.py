@@ -12,7 +12,7 @@ from rlcli.data.sample_files import sample_files
 from rlcli.errors import DataError
 from rlcli.support.reading import check_regular
 from rlcli_planner.asynchrony.lengths import Lengths
-from rlcli_planner.run_setting import ImageStats, PromptStats
+from rlcli_planner.plan_input import ImageStats, PromptStats
 
 STEPS = 20
 """Newest steps that are read."""

@@ -40,8 +40,8 @@ from rlcli_planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, larg
 from rlcli_planner.known_devices import GIB, cpu, parse_gpus, with_rates
 from rlcli_planner.launch.local_machine import own_device, rates_of
 from rlcli_planner.launch.measured_lengths import lengths_like, prompt_stats
-from rlcli_planner.model_shape import read_shape
-from rlcli_planner.run_setting import Sections, Setting, by_section, setting_of
+from rlcli_planner.model_shape import ModelShape, read_shape
+from rlcli_planner.plan_input import RunPlanInput, Sections, by_section, setting_of
 
 AUTO = "--memory auto"
 FOLLOWED = "this machine's memory"
@@ -84,22 +84,11 @@ def planned(
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
     config = with_cpu_dtype(config, kind, lambda: shape.parameters)
-    check_float16(compute_dtype(config, kind), shape.kind)
-    check_recurrent_layers(config, compute_dtype(config, kind), kind)
-    check_layout(config, shape.positions, shape.heads, shape.experts)
-    check_quantized(config, compute_dtype(config, kind), shape.experts)
-    if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
-        linear_names = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
-        linear_names += ["experts"] * bool(shape.experts)
-        raise ConfigError(
-            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
-            f"give all-linear, or some of {', '.join(linear_names)}",
-        )
-    check_frozen(config, has_vision_encoder=shape.vision_encoder is not None)
+    dtype = compute_dtype(config, kind)
+    _check_shape(config, shape, dtype, kind)
     prompts = _prompts(config) if config.data.path else None
     config = _with_epochs_counted(config, resolved, prompts, on_note)
     stats = None if prompts is None else prompt_stats(prompts)
-    dtype = compute_dtype(config, kind)
     cache = kv_cache_bytes(config, kind, dtype, longest_of(config, prompts))
     setting = setting_of(config, device, prompts=stats, kv_cache_bytes=cache)
     check_algorithm(config, setting.algorithm)
@@ -117,6 +106,22 @@ def planned(
         image_note = ", and as one image" if shape.vision_encoder is not None else ""
         on_note(f"without --data: every prompt counted as data.max_prompt_tokens long{image_note}")
     return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts) + lowered
+
+
+def _check_shape(config: RunConfig, shape: ModelShape, dtype: str, kind: str) -> None:
+    """Raise `ConfigError` if a model of this shape cannot run with the configuration."""
+    check_float16(dtype, shape.kind)
+    check_recurrent_layers(config, dtype, kind)
+    check_layout(config, shape.positions, shape.heads, shape.experts)
+    check_quantized(config, dtype, shape.experts)
+    if config.lora.rank and not shape.adapter_parameters(config.lora.rank, config.lora.targets):
+        linear_names = list(dict.fromkeys(linear.name for _, layer in shape.kinds for linear in layer.linears))
+        linear_names += ["experts"] * bool(shape.experts)
+        raise ConfigError(
+            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
+            f"give all-linear, or some of {', '.join(linear_names)}",
+        )
+    check_frozen(config, has_vision_encoder=shape.vision_encoder is not None)
 
 
 def _with_epochs_counted(
@@ -230,7 +235,7 @@ def with_sizes_for_cpus(resolved: Resolved, prepared: Prepared) -> tuple[Resolve
     return resolved, prepared.changed(config, kv_cache_bytes=cache), rows
 
 
-def _lowered(resolved: Resolved, setting: Setting) -> tuple[Sections, Rows]:
+def _lowered(resolved: Resolved, setting: RunPlanInput) -> tuple[Sections, Rows]:
     """The keys that a run on this machine's CPUs changes to fit its memory, by section, and rows for the plan; none
     with train.deterministic, since other sizes sum in another order."""
     config = setting.config
@@ -299,7 +304,7 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     )
 
 
-def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:
+def _rows(setting: RunPlanInput, kind: str, prompts: TokenizedPrompts | None) -> Rows:
     """The derived plan, as far as it is known without a machine and possibly without data."""
     config = setting.config
     roles: set[Role] = {"policy", "engine"} if setting.has_engine else {"policy"}

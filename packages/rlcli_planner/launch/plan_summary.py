@@ -12,7 +12,7 @@ from rlcli.launch.planner import Rows
 from rlcli.launch.prepared_run import Prepared
 
 if TYPE_CHECKING:
-    from rlcli_planner.run_setting import Setting
+    from rlcli_planner.plan_input import RunPlanInput
 
 
 def summary(prepared: Prepared, plan: Rows, target: Path, steps_done: int = 0) -> Rows:
@@ -46,7 +46,7 @@ def _batch(config: RunConfig, prompts: int) -> str:
     return f"{each}, responses of up to {rollout.max_response_tokens} tokens; {train.steps} steps, {epochs:.2g} epochs"
 
 
-def setting_of_run(prepared: Prepared) -> Setting | None:
+def setting_of_run(prepared: Prepared) -> RunPlanInput | None:
     """The planner's input for the run on this machine, with its rates if they are known; None if the machine, or the
     model's shape, is not."""
     try:
@@ -55,11 +55,11 @@ def setting_of_run(prepared: Prepared) -> Setting | None:
         return None
 
 
-def _setting(prepared: Prepared, measure: Literal["unless known", "never"]) -> Setting:
+def _setting(prepared: Prepared, measure: Literal["unless known", "never"]) -> RunPlanInput:
     from rlcli_planner.known_devices import with_rates
     from rlcli_planner.launch.local_machine import own_device, rates_of
     from rlcli_planner.launch.measured_lengths import prompt_stats
-    from rlcli_planner.run_setting import setting_of
+    from rlcli_planner.plan_input import setting_of
 
     config = prepared.config
     device = with_rates(own_device(config), rates_of(config, prepared.facts.device, measure))
@@ -85,7 +85,7 @@ def _estimate(prepared: Prepared, steps: int) -> str:
     )
 
 
-def _memory(setting: Setting) -> str:
+def _memory(setting: RunPlanInput) -> str:
     from rlcli_planner.fitting.solve import all_phases, budget, shortfall, verdict
     from rlcli_planner.known_devices import GIB
 
@@ -97,7 +97,7 @@ def _memory(setting: Setting) -> str:
     return text if fit == "fits" else f"{text}, so it may not fit if responses are long: rlcli plan shows what would"
 
 
-def _time(setting: Setting, steps: int) -> str:
+def _time(setting: RunPlanInput, steps: int) -> str:
     from rlcli.runs.tracking.text.step_figures import duration
     from rlcli_planner.step_time import step_seconds, times
 
@@ -117,7 +117,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def _disk(setting: Setting) -> str:
+def _disk(setting: RunPlanInput) -> str:
     from rlcli_planner.forecast import disk
 
     return f"{sum(disk(setting).values()) / 1e9:.2g} GB"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.config.schema import RunConfig
     from rlcli.launch.prepared_run import Prepared
-    from rlcli_planner.run_setting import Setting
+    from rlcli_planner.plan_input import RunPlanInput
 
 
 class RunPlanner:
@@ -64,7 +64,7 @@ class RunPlanner:
 
         return summary(prepared, plan, target, steps_done)
 
-    def setting(self, prepared: Prepared) -> Setting | None:
+    def setting(self, prepared: Prepared) -> RunPlanInput | None:
         from rlcli_planner.launch.plan_summary import setting_of_run
 
         return setting_of_run(prepared)

@@ -20,7 +20,7 @@ from rlcli.support.machine import processor
 from rlcli.support.machine.threads import waiting_environment
 
 VERSION = 2
-"""Of the measurement: a change of what is measured makes cached figures void."""
+"""Version of the measurement: raised when it changes, so that cached figures are measured again."""
 LIMIT_S = 90.0
 """Most seconds that the processes of a measurement may take, imports included."""
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
@@ -59,7 +59,7 @@ class Rates:
     operation_s: float
     """Seconds of a small operation: its dispatch, and waking the threads."""
     draw_s: float
-    """Seconds of one logit when tokens are drawn on a CPU: noise, log-probs and ranks."""
+    """Seconds of one logit when tokens are sampled on a CPU: noise, log-probs and ranks."""
     softmax_s: float
     """Seconds of one logit in the head's loss, forward and backward."""
     python_s: float
@@ -74,7 +74,7 @@ class Rates:
         return _between(self.widths, self.training if training else self.forward, width)
 
     def of_product(self, width: int, rows: float) -> float:
-        """Operations per second of a linear layer for so many rows."""
+        """Operations per second of a linear layer for this number of rows."""
         return _between(self.widths, [_between(self.rows, rates, rows) for rates in self.products], width)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WIDTHS = {"cpu": (128, 384, 768, 1536), "cuda": (512, 1536, 4096)}
 ROWS = (1, 8, 32, 128, 512)
 TOKENS = {"cpu": (1024, 1024, 512, 256), "cuda": (8192, 8192, 8192)}
-"""Of the pass through a layer, for each width."""
+"""Tokens of the pass through a layer, for each width."""
 LENGTH = 64
 """Tokens of a sample in it."""
 CALLS, PIECE_S = 5, 0.15

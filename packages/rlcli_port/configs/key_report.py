@@ -56,7 +56,7 @@ class Reading:
     looked_up: set[str] = field(default_factory=set)
     """Foreign keys whose value has been read."""
     counted: dict[str, str] = field(default_factory=dict)
-    """Key that has no line of its own → the key whose line it is part of; empty: none."""
+    """Key that has no separate line → the key whose line it is part of; empty: none."""
 
     def __call__(self, source: str) -> Any:
         """The value of a foreign key: the file's, else the framework's default; None if there is neither."""

@@ -1,4 +1,4 @@
-"""Copies functions out of a script into a file of their own, with the imports, helpers and constants that they need, so
+"""Copies functions out of a script into a separate file, with the imports, helpers and constants that they need, so
 that importing that file does not run the script. The script is parsed, never executed."""
 
 from __future__ import annotations

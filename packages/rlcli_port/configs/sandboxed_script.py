@@ -58,7 +58,7 @@ def run_confined(
     if end.killed_for:
         raise Ended(
             f"{path} was run in the sandbox to be imported, and ended: {ENDED[end.killed_for]}",
-            "import the command that starts the training, in a script of its own",
+            "import the command that starts the training, in a separate script",
         )
     try:
         printed = parse_json(end.stdout.decode())
@@ -68,7 +68,7 @@ def run_confined(
         last = end.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {end.status}"]
         raise ConfigError(
             f"{path} was run in the sandbox to be imported, and ended: {last[0][:160]}",
-            "import the command that starts the training, in a script of its own",
+            "import the command that starts the training, in a separate script",
         )
     return printed
 

@@ -250,7 +250,7 @@ def capture(
     other_arguments += [str(UNSET_SENTINEL)] * int(max(absent, default="0"))
     try:
         other = _run(sandbox, path, text, others, other_arguments, is_second=True)
-    except ConfigError:  # it broke a limit: what depends on these variables cannot be told
+    except ConfigError:  # it broke a limit: what depends on these variables is unknown
         return replace(captured, unset=[f"${name}" for name in unset])
     pairs = _pairs(captured.calls, other.calls)
     calls = [_agreed(call, same) for call, same in pairs]
@@ -361,7 +361,7 @@ def _run(
     if not (isinstance(record, str) and isinstance(root, str) and isinstance(status, int) and isinstance(errors, str)):
         raise ConfigError(
             f"{path} was run in the sandbox to be imported, and what it printed is no record of a run",
-            "import the command that starts the training, in a script of its own",
+            "import the command that starts the training, in a separate script",
         )
     try:
         calls, answers = _calls(record.encode(errors="replace").decode(), root)  # without lone surrogates

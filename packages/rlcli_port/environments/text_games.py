@@ -19,7 +19,7 @@ REFUSING_EVAL = runpy.run_path(str(Path(__file__).resolve().parents[2] / "rlcli_
 
 
 class _Game:
-    """Games draw from the global generators of Python and numpy: each session has states of its own, so that its seed
+    """Games draw from the global generators of Python and numpy: each session has its own states, so that its seed
     alone decides what happens, whatever other sessions of the process do."""
 
     def __init__(self, **options: Any) -> None:

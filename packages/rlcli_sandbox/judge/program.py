@@ -18,8 +18,8 @@ Use = Literal["made", "live", "opaque"]
 """Operations that tests may apply to an object of the program; see `Object`."""
 
 Verdict = Literal["done", "wrong", "invalid_tests", "exited", "not_started"]
-"""How the tests ended. done: all tests ran. wrong: they stopped because of the program. invalid_tests: they cannot test
-any program. exited: the program's process ended or closed its pipe. not_started: it did so before it had read the
+"""Outcome of the tests. done: all tests ran. wrong: they stopped because of the program. invalid_tests: they cannot
+test any program. exited: the program's process ended or closed its pipe. not_started: it did so before it had read the
 program."""
 
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.

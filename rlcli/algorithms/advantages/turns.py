@@ -2,7 +2,7 @@
 
 A function takes `AdvantageInputs` of the whole step: S conversations, in any order, have at most K turns; behind its
 last turn, a conversation's columns are 0. n conversations are about the same prompt.
-Every function returns the advantages: float [S, K], dtype of the rewards, computed in float64; all drawn tokens of a
+Every function returns the advantages: float [S, K], dtype of the rewards, computed in float64; all response tokens of a
 turn have its advantage.
 
 A turn whose returns are all equal has advantages of exactly 0, so that a group without differences needs no forward

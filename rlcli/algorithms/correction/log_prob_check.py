@@ -1,7 +1,7 @@
 """Statistics of the log-prob check: whether engine and trainer compute the same function at equal weights.
 
 Engine and trainer give each token a log-prob under the same weights, log μ and log π. Both round, in another order of
-operations, so Δ = log π − log μ is never 0. A fault of the computation is told from that noise by its pattern.
+operations, so Δ = log π − log μ is never 0. A fault of the computation differs from that noise in its pattern.
 
 Each statistic is computed from a table with one row a sample (`sample_table`), whose columns are sums over the
 sample's tokens (`COLUMNS`). Tokens of a sample are not independent, so standard errors are of samples: for an estimate
@@ -12,10 +12,10 @@ that is there from the first step is found too:
 mean      Σ d ÷ T. Not 0: log-probs that are not normalised alike (top-p, a mask of ids, a bias)
 slope     of d on x = (log π + log μ) ÷ 2, by least squares. Not 0: logits are scaled, or the temperature differs
 
-For tokens that were drawn from μ, E[Δ] is −KL(μ ‖ π), which noise alone makes negative, and more so where the entropy
+For tokens sampled from μ, E[Δ] is −KL(μ ‖ π), which noise alone makes negative, and more so where the entropy
 is high: it would be found as a mean and as a slope. With d = √(π/μ) · ψ(Δ), ψ odd, and x symmetric in π and μ, each
 expectation E_μ[d · f(x)] = Σ √(μπ) ψ(Δ) f(x) changes its sign if the two are exchanged, so it is 0 when their noise
-has one law. ψ clips at ±CLIP, so that no single token decides. Tokens that were not drawn from μ have no weight √(π/μ).
+has one law. ψ clips at ±CLIP, so that no single token decides. Tokens not sampled from μ have no weight √(π/μ).
 
 The scale of the noise depends on how sure the policy is: noise on the logits moves log p by about (1 − p) of itself. So
 noise is measured in units of 1 − p, which makes it nearly independent of the policy's entropy:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 COLUMNS = ("tokens", "x", "xx", "d", "xd", "a", "e", "late_a", "late_e", "k3", "ee", "largest")
-"""Of one sample's tokens: their number; the sums of x, x², d, x·d, |Δ| and 1 − p; of |Δ| and 1 − p beyond half of the
-samples' mean length; of π/μ − 1 − Δ and (1 − p)²; and the largest |Δ|, infinite if one is no number."""
+"""Figures of one sample: the number of its tokens; the sums over them of x, x², d, x·d, |Δ| and 1 − p; of |Δ| and 1 − p
+beyond half of the samples' mean length; of π/μ − 1 − Δ and (1 − p)²; and the largest |Δ|, infinite if one is NaN."""
 MOMENTS = COLUMNS.index("k3") + 1
 """Number of columns whose products are summed."""
 CLIP = 3.0
@@ -67,17 +67,17 @@ SAMPLE, SPREAD, TOKEN = 2.0, 8.0, 10.0
 """See `worst_sample`."""
 
 
-def sample_table(trainer: np.ndarray, engine: np.ndarray, lengths: np.ndarray, *, drawn: bool) -> np.ndarray:
+def sample_table(trainer: np.ndarray, engine: np.ndarray, lengths: np.ndarray, *, sampled: bool) -> np.ndarray:
     """`COLUMNS` of each sample that has tokens: float64 `[samples, columns]`.
 
     trainer, engine: log π and log μ, `[T]`, sample by sample. lengths: int `[S]`, tokens of each sample, T in all.
-    drawn: the tokens were drawn from μ.
+    sampled: the tokens were sampled from μ.
 
     Two tokens of one sample; the trainer finds the second twice as likely as the engine does:
 
     >>> import numpy as np
     >>> half, fourth = np.log(0.5), np.log(0.25)
-    >>> table = sample_table(np.array([half, half]), np.array([half, fourth]), np.array([2]), drawn=False)
+    >>> table = sample_table(np.array([half, half]), np.array([half, fourth]), np.array([2]), sampled=False)
     >>> row = dict(zip(COLUMNS, table[0].round(3).tolist()))
     >>> row["tokens"], row["a"], row["late_a"], row["largest"]
     (2.0, 0.693, 0.693, 0.693)
@@ -94,7 +94,7 @@ def sample_table(trainer: np.ndarray, engine: np.ndarray, lengths: np.ndarray, *
     finite = np.isfinite(difference)
     difference, x = np.where(finite, difference, 0.0), np.where(finite, x, 0.0)
     d = np.clip(difference, -CLIP, CLIP)
-    d = d * np.exp(d / 2) if drawn else d
+    d = d * np.exp(d / 2) if sampled else d
     a, e = np.abs(difference), -np.expm1(np.minimum(x, 0.0))
     ratio = np.clip(difference, -20.0, 20.0)
     k3 = np.expm1(ratio) - ratio
@@ -146,7 +146,7 @@ class Moments:
 
     @classmethod
     def of(cls, table: np.ndarray) -> Moments:
-        """Of the samples of one table, each with weight 1."""
+        """The moments of the samples of one table, each with weight 1."""
         v = table[:, :MOMENTS]
         return cls(v.sum(axis=0), v.T @ v, float(len(v)), float(len(v)))
 
@@ -218,7 +218,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogProbComparison:
     """Engine against trainer on some samples, as sums over their table. Comparisons of several workers are added."""
 
     moments: Moments
@@ -229,7 +229,7 @@ class Comparison:
     """Largest |Δ| of a token; infinite if one is NaN."""
 
     @classmethod
-    def of(cls, table: np.ndarray) -> Comparison:
+    def of(cls, table: np.ndarray) -> LogProbComparison:
         return cls(Moments.of(table), worst_sample(table), float(table[:, -1].max(initial=0.0)))
 
     @property
@@ -237,8 +237,8 @@ class Comparison:
         """Tokens that were compared."""
         return self.moments.total("tokens")
 
-    def __add__(self, other: Comparison) -> Comparison:
-        return Comparison(
+    def __add__(self, other: LogProbComparison) -> LogProbComparison:
+        return LogProbComparison(
             self.moments + other.moments,
             max(self.worst_sample, other.worst_sample),
             max(self.largest, other.largest),
@@ -341,7 +341,7 @@ class Statistic:
         return abs(self.value) <= self.bound  # a NaN does not
 
 
-def statistics(moments: Moments, step: Comparison, trainer: Moments) -> list[Statistic]:
+def statistics(moments: Moments, step: LogProbComparison, trainer: Moments) -> list[Statistic]:
     """All statistics, those of a particular cause first. moments: of the last steps' samples; step: this step's;
     trainer: of the trainer alone, whose layers rounded once more, against itself."""
     results = [Statistic("nonfinite", float(not math.isfinite(step.largest)), 0.0, "a log-prob is NaN or infinite")]

@@ -3,7 +3,7 @@ rest.
 
 The K tokens and one event for all others are a distribution of K + 1 probabilities on either side, so the divergence of
 the two is at most that of the whole distributions, and equals it if K covers the vocabulary. It has no sampling noise
-beyond which positions were visited, and its gradient reaches tokens that were not drawn. π and ν come as
+beyond which positions were visited, and its gradient reaches tokens that were not sampled. π and ν come as
 `candidate_log_probs` and `teacher_top_log_probs`: float [R, K], the first with gradient; both at one temperature.
 """
 

@@ -9,7 +9,7 @@ from rlcli.cli.console import plain, show, table
 
 if TYPE_CHECKING:
     from rlcli.evaluation.evaluation_report import Category, EvalReport
-    from rlcli.evaluation.paired_comparison import Compared, Comparison
+    from rlcli.evaluation.paired_comparison import DatasetComparison, EvaluationComparison
     from rlcli.launch.evaluation.evaluation_run import Evaluation
 
 PROMPT_CHARACTERS = 60
@@ -87,7 +87,7 @@ def _listed(report: EvalReport) -> list[str]:
     return ["pass@1", "mean@1", *others]
 
 
-def show_comparison(compared: Compared) -> None:
+def show_comparison(compared: EvaluationComparison) -> None:
     """Print the differences by dataset and overall; then the prompts that changed most."""
     from rlcli.evaluation.evaluation_folder import shown
 
@@ -107,7 +107,7 @@ def show_comparison(compared: Compared) -> None:
         show(table(["most changed", "A", "B", "prompt"], rows))
 
 
-def _show_differences(name: str, comparison: Comparison) -> None:
+def _show_differences(name: str, comparison: DatasetComparison) -> None:
     from rlcli.evaluation.paired_comparison import MEAN
 
     in_rows = f" in {comparison.rows} rows" if comparison.rows > comparison.prompts else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -48,7 +48,7 @@ def choices(key: str) -> list[Choice]:
     number = key.removeprefix(OPTIONS).lstrip(".")
     from rlcli.algorithms.controllers import kl_controller
 
-    controller_options = _numbers_of(kl_controller)
+    controller_options = _numbers_of([kl_controller])
     readers = [
         Choice(f"{kind.partition('.')[2]} = {name}", _listed(options), options)
         for kind in MODULES
@@ -81,10 +81,10 @@ def _options(key: str, name: str) -> dict[str, float | None]:
         functions.append(selectors.get(name))
     if key == "algorithm.advantage" and "process_rewards" in part.needs:
         functions.append(process_rewards)
-    return _numbers_of(*functions)
+    return _numbers_of(functions)
 
 
-def _numbers_of(*functions: Callable[..., Any]) -> dict[str, float | None]:
+def _numbers_of(functions: Sequence[Callable[..., Any]]) -> dict[str, float | None]:
     from rlcli.algorithms.function_registry import options_of
 
     defaults: Mapping[str, Any] = {

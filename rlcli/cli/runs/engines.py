@@ -63,10 +63,10 @@ def add(run: RunName, url: Url) -> None:
       rlcli engines add grpo-1 http://node7:8000
     """
     from rlcli.launch.resume import find_record
-    from rlcli.rollout.servers.server_record import wish
+    from rlcli.rollout.servers.server_record import request_change
     from rlcli.support.json_link import checked_url
 
-    wish(find_record(run), "add", checked_url(url))
+    request_change(find_record(run), "add", checked_url(url))
     console.plain(f"{url} joins within seconds: rlcli engines list {run}")
 
 
@@ -80,7 +80,7 @@ def remove(run: RunName, url: Url) -> None:
     """
     from rlcli.errors import DataError
     from rlcli.launch.resume import find_record
-    from rlcli.rollout.servers.server_record import states, wish
+    from rlcli.rollout.servers.server_record import request_change, states
 
     folder = find_record(run)
     known = [server["server"] for state in states(folder) for server in state["servers"] if server["state"] != "gone"]
@@ -88,5 +88,5 @@ def remove(run: RunName, url: Url) -> None:
         raise DataError(f"{run}: no server {url}", f"its servers: {', '.join(known)}")
     if url.startswith("unix:"):
         raise DataError(f"{url} is a server that the run starts itself", "lower rollout.servers with --resume")
-    wish(folder, "remove", url)
+    request_change(folder, "remove", url)
     console.plain(f"{url} leaves once it has finished what it generates")

@@ -160,7 +160,7 @@ def _expressions(
     composition: Composition, samples: Sequence[Stored], prompts: Mapping[str, Prompt], note: str
 ) -> list[str]:
     """The verifiers of these samples. note: the reason if there are no prompts."""
-    from rlcli.launch.verifier_trial import refuse_rivals
+    from rlcli.launch.verifier_trial import refuse_comparisons
 
     ids = dict.fromkeys(sample.fields["prompt_id"] for sample in samples)
     if composition.names_rows_own and (missing := [key for key in ids if key not in prompts]):
@@ -169,7 +169,7 @@ def _expressions(
             f"--verifier {composition}: the run's data has no row {missing[0]}{why}", "name another verifier"
         )
     expressions = sorted({prompts[key].verifier for key in ids if key in prompts}) or [str(composition)]
-    refuse_rivals(expressions, "rlcli rescore")
+    refuse_comparisons(expressions, "rlcli rescore")
     return expressions
 
 

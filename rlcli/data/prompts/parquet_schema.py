@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_ROWS = 32
-"""Of a row group, if they have images: megabytes each, and to show one of them a page reads its group."""
+"""Rows of a row group if they have images: a row takes megabytes, and a page that shows one reads its whole group."""
 JSON_FIELD = "rlcli_json"
 NO_VERIFIER = "rule"
 """The style of a row that names no verifier, as in verl's files."""
@@ -159,10 +159,10 @@ def _write_file(file: Path, tables: Iterable[pa.Table]) -> None:
 
     rest = iter(tables)
     first = next(rest)
-    options = {"row_group_size": IMAGE_ROWS} if "images" in first.column_names else {}
+    row_group_size = IMAGE_ROWS if "images" in first.column_names else None
     with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
         for table in chain([first], rest):
-            writer.write_table(table, **options)
+            writer.write_table(table, row_group_size)
 
 
 def unpack_extra_info(stored: Mapping[str, object] | None) -> dict[str, object]:

@@ -19,7 +19,7 @@ class PassRatesState(TypedDict):
     draws: int
     """Prompts drawn so far."""
     rows: list[int]
-    """Prompts that were drawn or judged; the columns have a value for each."""
+    """Prompts that were drawn or scored; the columns have a value for each."""
     right: list[float]
     """Right samples, decayed until the prompt's last result."""
     wrong: list[float]
@@ -38,9 +38,9 @@ class PassRates:
 
         α = 1 + Σ_g r_g · decay^((T − t_g) / count)        β = 1 + Σ_g w_g · decay^((T − t_g) / count)
 
-    over the prompt's groups g with r_g right and w_g wrong samples, judged when t_g prompts had been drawn, of T by
+    over the prompt's groups g with r_g right and w_g wrong samples, scored when t_g prompts had been drawn, of T by
     now. Time is counted in epochs of draws, so `decay` means the same for datasets and batches of any size. MoPPS
-    discounts at a prompt's own results instead, so that a prompt which was never solved stays unlikely for ever.
+    discounts at a prompt's own results instead, so that a prompt which was never solved stays unlikely forever.
 
     retire: groups in a row with right samples only, after which a prompt is retired; 0: none is.
     """
@@ -95,7 +95,7 @@ class PassRates:
         return mask
 
     def state(self) -> PassRatesState:
-        """Everything, as JSON values: the prompts that were drawn or judged, and a column for each field."""
+        """Everything, as JSON values: the prompts that were drawn or scored, and a column for each field."""
         rows = np.flatnonzero(self.known() | (self.right + self.wrong > 0))
         return {
             "draws": self.draws,

@@ -19,7 +19,7 @@ SHARPNESS = 4.0
 """Exponent of `difficulty`. With 4, after eight samples a prompt with four right ones is drawn three times as often as
 one without results, and sixty times as often as one with none or all right."""
 REST_STEPS = 2
-"""A prompt rests while so many steps' worth of other prompts is drawn, so that neither a refill of the same step nor
+"""A prompt rests while other prompts are drawn for this number of steps, so that neither a refill of the same step nor
 the next step draws it again: its new results would be of the same policy."""
 
 

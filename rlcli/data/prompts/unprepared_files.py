@@ -68,7 +68,7 @@ def _stem(path: Path) -> str:
 
 
 def _mapping(columns: Iterable[str]) -> str:
-    """The option that names the columns of the prompt and the answer, as far as their names tell."""
+    """The option that names the columns of the prompt and the answer, as far as their names show."""
     present = list(columns)
     pairs = []
     for ours, names in (("prompt", PROMPTS), ("answer", ANSWERS)):

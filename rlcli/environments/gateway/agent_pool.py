@@ -34,7 +34,7 @@ ANSWERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Asked:
+class AgentTurnRequest:
     """An agent's request for a turn."""
 
     ask: GenerationAsk
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Over:
+class AgentEnd:
     """The end of an agent."""
 
     run: Future[AgentRun]
@@ -71,7 +71,7 @@ class AgentPool:
         self._section = config.environment
         self.at_once = self._section.processes or AT_ONCE
         """Maximum number of programs that run at once."""
-        self.events: queue.SimpleQueue[tuple[str, Asked | Over]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[str, AgentTurnRequest | AgentEnd]] = queue.SimpleQueue()
         """Id of a session, and the event."""
         words_of(self._section.name)
         self._gateway = Gateway(
@@ -90,14 +90,14 @@ class AgentPool:
             memory_bytes=section.memory_mb << 20,
             variables=section.variables,
         )
-        run.add_done_callback(lambda done: self.events.put((session.id, Over(done))))
+        run.add_done_callback(lambda done: self.events.put((session.id, AgentEnd(done))))
         return session.id
 
     def check(self, prompt: Prompt) -> None:
         """Run the program on a row until it asks for its first turn. Raises `ConfigError` if it asks for none."""
         self.start(prompt, 0)
         _, event = self.events.get()
-        if not isinstance(event, Over):
+        if not isinstance(event, AgentEnd):
             return
         try:
             event.run.result()
@@ -121,7 +121,7 @@ class AgentPool:
 
     def _submit(self, ask: GenerationAsk) -> Future[Generated]:
         future: Future[Generated] = Future()
-        self.events.put((ask.session, Asked(ask, future)))
+        self.events.put((ask.session, AgentTurnRequest(ask, future)))
         return future
 
     def __enter__(self) -> Self:

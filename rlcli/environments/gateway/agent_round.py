@@ -14,7 +14,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import OUT_OF_TOKENS, states_of
 from rlcli.environments.environment import VERIFIER, EnvironmentFailed, Failure
 from rlcli.environments.finished_conversation import EnvironmentReport, FinishedConversation, RequestFields, Turn
-from rlcli.environments.gateway.agent_pool import AgentPool, Asked, Over
+from rlcli.environments.gateway.agent_pool import AgentEnd, AgentPool, AgentTurnRequest
 from rlcli.environments.gateway.agent_processes import AgentRun
 from rlcli.environments.gateway.session_record import Generated
 from rlcli.rewards.expression import parse
@@ -34,7 +34,7 @@ class _Sample:
     """Id of the agent's session; empty: no agent runs."""
     failures: int = 0
     """Agents that failed."""
-    request: Asked | None = None
+    request: AgentTurnRequest | None = None
     """The agent's request that waits for the engine."""
     is_thinking: bool = False
     """True if the agent runs without a request."""
@@ -56,7 +56,7 @@ class AgentRound:
         self._samples: dict[int, _Sample] = {}
         self._queued: deque[int] = deque()
         self._keys: dict[str, int] = {}  # session → sample
-        self._generating: dict[int, Asked] = {}  # requests that the engine is generating
+        self._generating: dict[int, AgentTurnRequest] = {}  # requests that the engine is generating
 
     @property
     def waiting(self) -> int:
@@ -107,13 +107,13 @@ class AgentRound:
         sample.request, sample.is_thinking = None, True
         self._keys[sample.session] = key
 
-    def _handle_event(self, session: str, event: Asked | Over) -> list[FinishedConversation]:
+    def _handle_event(self, session: str, event: AgentTurnRequest | AgentEnd) -> list[FinishedConversation]:
         key = self._keys.get(session)
         if key is None:  # of an agent that has ended since
             return []
         sample = self._samples[key]
         sample.is_thinking = False
-        if isinstance(event, Asked):
+        if isinstance(event, AgentTurnRequest):
             sample.request = event
             return []
         del self._keys[session]
@@ -122,7 +122,7 @@ class AgentRound:
         self._fill()
         return finished
 
-    def _ended(self, key: int, event: Over) -> list[FinishedConversation]:
+    def _ended(self, key: int, event: AgentEnd) -> list[FinishedConversation]:
         sample = self._samples[key]
         try:
             run = event.run.result()

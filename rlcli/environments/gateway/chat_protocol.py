@@ -91,9 +91,9 @@ class LogProbs(TypedDict):
     """The log-probs of a turn."""
 
     content: list[TokenLogProb]
-    """Of each token."""
+    """Log-prob of each token."""
     refusal: None
-    """Of a refusal, which the policy does not have."""
+    """Always None: the policy has no refusals."""
 
 
 class Choice(TypedDict):
@@ -126,11 +126,11 @@ class Usage(TypedDict):
     """Numbers of tokens."""
 
     prompt_tokens: int
-    """Before the turn."""
+    """Tokens before the turn."""
     completion_tokens: int
-    """Of the turn."""
+    """Tokens of the turn."""
     total_tokens: int
-    """Both."""
+    """Their sum."""
 
 
 class Head(TypedDict):
@@ -232,8 +232,8 @@ def read_chat(body: JsonValue) -> ChatRequest:
     """Raises `Refused` (400) for what cannot be answered as it was asked. Sampling parameters are the run's own: those
     of the request have no effect."""
     fields = _object(body, "the body is no JSON object")
-    _only(fields.get("n") in (None, 1), f"n = {fields.get('n')!r:.20}: only one choice is drawn")
-    _only(not fields.get("top_logprobs"), "top_logprobs: only the log-probs of the drawn tokens are known")
+    _only(fields.get("n") in (None, 1), f"n = {fields.get('n')!r:.20}: only one choice is generated")
+    _only(not fields.get("top_logprobs"), "top_logprobs: only the log-probs of the sampled tokens are known")
     form = _object(fields.get("response_format") or {"type": "text"}, TEXT_ONLY)
     _only(form.get("type") == "text", TEXT_ONLY)
     options = _object(fields.get("stream_options") or {}, "stream_options is no JSON object")

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 TurnResult = TypeVar("TurnResult", Answer, GeneratedTurn)
 
 MOST_BYTES = 64 << 20
-"""Of a request's body."""
+"""Size limit of a request's body."""
 NOT_THE_REWARD_KEY = (
     "a reward needs the key in the file RLCLI_REWARD_KEY, not OPENAI_API_KEY: read it before the first turn, when the "
     "file is removed (docs/gateway.md)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from rlcli.data.sample_files import PartWriter, SampleRow, sample_row
 from rlcli.errors import EndpointError
 from rlcli.evaluation.evaluation_report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
-from rlcli.launch.verifier_trial import check_verifiers, refuse_rivals
+from rlcli.launch.verifier_trial import check_verifiers, refuse_comparisons
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.rollout.rollout_arguments import GREEDY
@@ -38,7 +38,7 @@ def served_name(client: ChatClient) -> str:
 def scoring(config: RunConfig, prompts: Sequence[Prompt], on_note: Callable[[str], None]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier, on_note, tried=[prompts])
-    refuse_rivals(verifiers, "--endpoint")
+    refuse_comparisons(verifiers, "--endpoint")
     processes = config.verifier.processes or len(os.sched_getaffinity(0))
     sandbox = sandbox or config.verifier.sandbox
     return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)
@@ -115,13 +115,18 @@ def ask(
     finally:
         if writer is not None:
             writer.flush()
-    several = [hashes for hashes in texts.values() if len(hashes) > 1]
-    if several and config.evaluation.temperature > 0 and all(len({*hashes}) == 1 for hashes in several):
+    _note_equal_samples(texts.values(), config.evaluation.temperature, on_note)
+    return Responses.of(prompt_indexes, *([row[name] for row in done] for name in COLUMNS))
+
+
+def _note_equal_samples(texts: Iterable[Sequence[int]], temperature: float, on_note: Callable[[str], None]) -> None:
+    """Note if no two samples of any prompt differ. texts: for each prompt a hash of each sample's text."""
+    several = [hashes for hashes in texts if len(hashes) > 1]
+    if several and temperature > 0 and all(len({*hashes}) == 1 for hashes in several):
         on_note(
             f"all samples of a prompt are equal, for each of {len(several)} prompts, at temperature "
-            f"{config.evaluation.temperature:g}: the server may ignore the temperature or the seed that it is sent"
+            f"{temperature:g}: the server may ignore the temperature or the seed that it is sent"
         )
-    return Responses.of(prompt_indexes, *([row[name] for row in done] for name in COLUMNS))
 
 
 def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRequest:

@@ -59,9 +59,9 @@ class Evaluation:
     data: dict[str, str]
     """Dataset → path."""
     prompts: Sequence[Prompt]
-    """Of all datasets."""
+    """Prompts of all datasets."""
     reports: dict[str, EvalReport]
-    """By dataset."""
+    """Dataset → its report."""
     overall: EvalReport
     """All prompts of all datasets together."""
     averages: Mapping[str, Estimate]

@@ -181,13 +181,14 @@ def _on_all_ranks(condition: bool) -> bool:
 def _checkpoint_layers(lm: PreTrainedModel, *, offload: bool) -> None:
     """Keep only the input of each decoder layer, with `offload` in pinned host memory, until the backward pass
     recomputes the rest."""
-    options: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if offload and "offload" not in inspect.signature(lm.gradient_checkpointing_enable).parameters:
         raise SetupError(
             f"model.gradient_checkpointing = offload needs transformers 5.17, this is {transformers.__version__}",
             "pip install -U transformers, or set it to true",
         )
-    lm.gradient_checkpointing_enable(**options, **({"offload": True} if offload else {}))
+    lm.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs={"use_reentrant": False}, **({"offload": True} if offload else {})
+    )
 
 
 def read_policy(path: str, config: PreTrainedConfig, lora: LoraSpec | None) -> dict[str, Tensor]:

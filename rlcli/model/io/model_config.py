@@ -47,15 +47,15 @@ REFUSED = {
     "internvl_chat": "transformers has its code as 'internvl': the model whose name ends in -hf",
     "kimi_k2": "transformers has its code as 'deepseek_v3': write that as model_type, and remove auto_map",
     **dict.fromkeys(("lfm2", "lfm2_moe"), "its convolutions would read the tokens of the sample before in a pack"),
-    "mllama": "its layers attend to images apart from the text",
+    "mllama": "its layers attend to images separately from the text",
     "nemotron_h": "its Mamba layers would pass the state of a sample on to the next one in a pack",
     "paligemma": "a prompt's tokens see those that follow them",
     "qwen4_exp": "its attention is sparse, and its embeddings are of several tokens",
 }
 """Why well-known `model_type`s are not supported."""
 SCORING, CHOICE = "sigmoid", "noaux_tc"
-"""How routers of models with latent attention score experts, and choose them: with a bias, within the best groups
-(DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+"""Scoring function of routers in models with latent attention, and their top-k method: with a bias, within the best
+groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -138,7 +138,7 @@ SIZES = (
 )
 """Sizes in config.json; none may be 0."""
 LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-"""Those of latent attention."""
+"""Sizes of latent attention in config.json."""
 MOST = 1 << 31
 """An upper bound on each."""
 KINDS = ("llama", "mistral", "qwen2", "qwen3")

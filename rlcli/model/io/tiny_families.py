@@ -11,11 +11,11 @@ from rlcli.registry import near
 CHOSEN = 2
 """Experts that a token passes through."""
 EXPERTS = 8
-"""Of each layer, if none are asked for."""
+"""Experts of each layer, by default."""
 LATENT_KEYS, ROTATED = 512, 64
 """Width of compressed keys and values, and of a key's rotated part: vLLM's CPU kernel takes these alone."""
 FULL_EVERY = 4
-"""Of so many layers of a hybrid model the last one attends to all tokens, and so does the last of all."""
+"""Period of full attention in a hybrid model: each fourth layer has it, and the last one; the others are linear."""
 LINEAR_HEAD = 64
 """Size of a head of linear attention: one that vLLM's kernels take."""
 

@@ -71,8 +71,9 @@ def make_tiny_model(
     if harmony and tools:
         raise ConfigError("--tools: no tiny gpt_oss calls tools", "leave one of the two out")
     tokenizer = tiny_tokenizer(tools=tools, harmony=harmony)
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
-    config = tiny_config(**sizes, kind=kind, tokenizer=tokenizer)
+    config = tiny_config(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, kind=kind, tokenizer=tokenizer
+    )
     target = Path(target)
     _refuse_foreign(target, force)
     model = trained() if trained else _random(config, seed)
@@ -135,8 +136,7 @@ def tiny_config(
 ) -> PreTrainedConfig:
     """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
     size or kind."""
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
-    values = _common(**sizes, tokenizer=tokenizer)
+    values = _common(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts, tokenizer=tokenizer)
     return family_config(kind, values, experts) if kind else _qwen(values, experts)
 
 
@@ -180,8 +180,14 @@ def _qwen(common: Mapping[str, Any], experts: int) -> Qwen2Config | Qwen3MoeConf
     if not experts:
         return Qwen2Config(**common)
     hidden, heads = common["hidden_size"], common["num_attention_heads"]
-    sparse = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
-    return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
+    return Qwen3MoeConfig(
+        **common,
+        num_experts=experts,
+        num_experts_per_tok=CHOSEN,
+        moe_intermediate_size=hidden,
+        norm_topk_prob=True,
+        head_dim=hidden // heads,
+    )
 
 
 def tiny_tokenizer(*, tools: bool = False, harmony: bool = False) -> Qwen2Tokenizer:

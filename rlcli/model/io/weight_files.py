@@ -79,8 +79,9 @@ class WeightFiles:
             return torch.stack([torch.cat([self._whole(matrix, device) for matrix in names]) for names in experts])
         name = file_name(name, self._kind)
         if name + BLOCKS in self._opened:
-            quantized = [(self._slice(name + end)[begin : begin + count].to(device)) for end in (BLOCKS, SCALES)]
-            part = torch.stack([dequantized(*expert) for expert in zip(*quantized, strict=True)])
+            blocks = self._slice(name + BLOCKS)[begin : begin + count].to(device)
+            scales = self._slice(name + SCALES)[begin : begin + count].to(device)
+            part = torch.stack([dequantized(block, scale) for block, scale in zip(blocks, scales, strict=True)])
         else:
             part = self._slice(name)[begin : begin + count].to(device)
         check_finite(self._path, [(name, part)])

@@ -175,12 +175,12 @@ def rows_of(tensor: Tensor) -> Rows | None:
     if any(getattr(tensor.placements[dim], "dim", None) != 0 for dim in dims):
         return None
     if len(dims) == 1:
-        divided = _divided(tensor.shape[0], (mesh.size(dims[0]),))
-        return Rows(mesh.get_group(dims[0]), *divided, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
+        begins, counts = _divided(tensor.shape[0], (mesh.size(dims[0]),))
+        return Rows(mesh.get_group(dims[0]), begins, counts, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
     if len(dims) == 2 and mesh.mesh_dim_names is not None and mesh.mesh_dim_names[-2:] == (EXPERT_SHARD, EXPERT):
-        divided = _divided(tensor.shape[0], (mesh.size(dims[0]), mesh.size(dims[1])))
+        begins, counts = _divided(tensor.shape[0], (mesh.size(dims[0]), mesh.size(dims[1])))
         group = _REPLICA_GROUPS[_replica_ranks(mesh)]
-        return Rows(group, *divided, dist.get_rank(group), mesh)
+        return Rows(group, begins, counts, dist.get_rank(group), mesh)
     return None
 
 

@@ -47,7 +47,7 @@ class LastSent:
     _parts: dict[str, Tensor] = field(default_factory=dict)
     """This rank's values as they were sent last, flat, by the parameter's name."""
     _memory: HostMemory = field(default_factory=HostMemory)
-    """Where `_parts` are allocated."""
+    """Memory in which `_parts` are allocated."""
 
     def sent(self) -> dict[str, TensorChecksum]:
         """Checksums of all full tensors, as `Checksums.sent`."""

@@ -31,7 +31,7 @@ class TensorChecksum(NamedTuple):
     """Metadata of a sent tensor."""
 
     checksum: int
-    """Of the full tensor, as int64."""
+    """Checksum of the full tensor, as int64."""
     numel: int
     """Number of elements."""
     dtype: torch.dtype

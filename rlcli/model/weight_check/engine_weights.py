@@ -58,7 +58,7 @@ class Part(NamedTuple):
     name: str
     """Name of the sent tensor."""
     elements: Elements
-    """Which elements of it; equal for parts with the same elements."""
+    """Its elements that the part has; equal for parts with the same elements."""
     numel: int
     """Number of elements."""
     checksum: int | None

@@ -169,7 +169,7 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
 
     In: a pickled (expression, sources that are new to it, keys of sources to drop, requests as `unpack_request` takes
     them). Out: a JSON reply, a list of a verdict or a crash for each request, or one crash for all. If a term of the
-    expression has limits of its own, the index of each term is sent, as digits, before it is verified.
+    expression has its own limits, the index of each term is sent, as digits, before it is verified.
 
     Replies are JSON so that the owner never unpickles data from a verifier's process.
     """

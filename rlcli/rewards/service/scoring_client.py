@@ -267,10 +267,14 @@ class ScoringClient:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(128)
-            arguments = [str(listener.fileno()), str(self._folder), self._settings.to_json()]
             # Its own session: it keeps serving others if this process ends, or is signalled with its group.
             self._process = subprocess.Popen(
-                python("rlcli.rewards.service.scoring_service", *arguments),
+                python(
+                    "rlcli.rewards.service.scoring_service",
+                    str(listener.fileno()),
+                    str(self._folder),
+                    self._settings.to_json(),
+                ),
                 env=environment_of(self._settings.sandbox),
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -11,8 +11,8 @@ A message is one marshalled tuple. From a client:
     ("verify", number, verifier, key, token ids as int32, number of trailing ids without text, fields of the response)
     ("verify_group", number, verifier, key, [(token ids, number of trailing ids without text, fields), …])
 
-A group has all responses to a prompt, which one call of the verifier gets. The field `rivals` is a list of such pairs
-of token ids and number of trailing ids. The service sends lists of tuples; the first tuple is
+A group has all responses to a prompt, which one call of the verifier gets. The field `other_responses` is a list of
+such pairs of token ids and number of trailing ids. The service sends lists of tuples; the first tuple is
 
     ("ready", [expressions that read the responses to a prompt together]) or ("failed", message, hint)
 
@@ -77,7 +77,7 @@ class FrameFields(TypedDict, total=False):
     """All messages of a conversation, the prompt's included."""
     environment: Mapping[str, object]
     """Report of the environment on it."""
-    rivals: Sequence[tuple[bytes, int]]
+    other_responses: Sequence[tuple[bytes, int]]
     """Token ids of each other response, and its number of trailing ids without text."""
     step: int
     """Set if the verifier reads the responses to a prompt together; the service adds `steps`."""
@@ -284,7 +284,7 @@ class _Client:
         texts, responses = [], []
         for tokens, spare, fields in frames:
             ids, text = self._decoded(tokens, spare)
-            rivals = [self._decoded(*rival)[1][-MAX_COMPLETION_CHARS:] for rival in fields.get("rivals", ())]
+            others = [self._decoded(other_ids, spare)[1] for other_ids, spare in fields.get("other_responses", ())]
             request = VerifyRequest(
                 text,
                 "",
@@ -293,7 +293,7 @@ class _Client:
                 thinking=fields.get("thinking", False),
                 conversation=fields.get("conversation", ()),
                 environment=fields.get("environment", {}),
-                rivals=rivals,
+                other_responses=[other[-MAX_COMPLETION_CHARS:] for other in others],
                 step=fields.get("step", 0),
                 steps=self._service.steps if "step" in fields else 0,
             )

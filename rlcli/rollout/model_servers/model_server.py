@@ -27,7 +27,7 @@ DEATHS = 3
 """Deaths in a row, without an answer between them, after which a server is not started again."""
 
 CPU_CACHE_BYTES = 1 << 30
-"""Of keys and values, on CPUs. On GPUs vLLM takes 90% of the memory: a server has its devices to itself."""
+"""Size of the KV cache on CPUs. On GPUs vLLM takes 90% of the memory: a server shares its devices with nothing."""
 
 
 @dataclass(frozen=True)

@@ -57,18 +57,18 @@ class Serving:
 
 @contextmanager
 def serving(
-    models: Mapping[ServedModel, bool], device: str, logs: Path, *, beside: Sequence[Pool], loopback: bool
+    models: Mapping[ServedModel, bool], device: str, logs: Path, *, other_pools: Sequence[Pool], loopback: bool
 ) -> Iterator[Serving]:
     """Start servers of these models, which load in the background; they end with the block.
 
-    models: model → whether it is a classifier. beside: pools that get other devices. loopback: all of the cluster is
-    this machine. Raises `SetupError` if there is no room for them.
+    models: model → whether it is a classifier. other_pools: pools that get other devices. loopback: all of the cluster
+    is this machine. Raises `SetupError` if there is no room for them.
     """
     key = secrets.token_urlsafe(24) if models else ""
     pools = [pool_of(served, device) for served in models]
     groups: dict[str, WorkerGroup[ServerActor]] = {}
     try:
-        placements = reserve(pools, placed_pools=beside) if pools else []
+        placements = reserve(pools, placed_pools=other_pools) if pools else []
         for number, ((served, classifies), pool, held) in enumerate(
             zip(models.items(), pools, placements, strict=True)
         ):

@@ -22,8 +22,10 @@ class OpenGroupState(TypedDict, total=False):
     """As `Group.prompt_index`."""
     first_sample: int
     """As `Group.first_sample`."""
-    begun: list[Fields]
+    partial: list[Fields]
     """Fields of each `PartialRollout`."""
+    begun: list[Fields]
+    """The old name of `partial`, read for one release."""
 
 
 class SavedGroup(TypedDict, total=False):
@@ -74,7 +76,7 @@ def groups_to_json(groups: Sequence[Group]) -> tuple[list[SavedGroup], list[Shar
     plain: list[SavedGroup] = []
     for position, (group, numbers) in enumerate(zip(groups, renumbered, strict=True)):
         partial = [{**asdict(rollout), "shard": numbers[rollout.shard]} for rollout in group.partial]
-        incomplete = OpenGroupState(index=group.prompt_index, first_sample=group.first_sample, begun=partial)
+        incomplete = OpenGroupState(index=group.prompt_index, first_sample=group.first_sample, partial=partial)
         plain.append(
             {
                 "step": group.step,
@@ -106,7 +108,7 @@ def groups_from_json(plain: Sequence[SavedGroup], shards: Sequence[ShardRef]) ->
     for group in plain:
         samples = [sample(fields) for fields in group["samples"]]
         incomplete = group.get("open") or OpenGroupState()  # older checkpoints have only complete groups
-        partial = [PartialRollout(**fields) for fields in incomplete.get("begun", ())]
+        partial = [PartialRollout(**fields) for fields in incomplete.get("partial", incomplete.get("begun", ()))]
         used = sorted({*(s.shard for s in samples), *(rollout.shard for rollout in partial)})
         renumbered = {shard: number for number, shard in enumerate(used)}
         groups.append(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from rlcli.errors import ConfigError
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 from rlcli.rollout.servers.server_fleet import Fleet, Request, unix_url
-from rlcli.rollout.servers.server_protocol import Answer, Ask
+from rlcli.rollout.servers.server_protocol import Answer, ServerRequest
 from rlcli.rollout.servers.server_record import Record
 from rlcli.rollout.servers.weight_folder import fast_folder, write_weights
 from rlcli.support.files import private_folder
@@ -224,9 +224,9 @@ class ServerEngine:
         seed: int = 0,
         position: int = 0,
         prompt_log_probs: bool = False,
-    ) -> Ask:
+    ) -> ServerRequest:
         self._asked += 1
-        return Ask(
+        return ServerRequest(
             f"{self._salt}-{self._asked}",
             tokens,
             most,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.servers.server_protocol import Answer, Ask, ServerKind
+from rlcli.rollout.servers.server_protocol import Answer, ServerKind, ServerRequest
 from rlcli.rollout.servers.sglang_server import SglangServer
 from rlcli.rollout.servers.vllm_process import ServerProcess
 from rlcli.rollout.servers.vllm_server import VllmServer
@@ -104,7 +104,7 @@ class Member:
 class Request:
     """A response to generate, on any server."""
 
-    ask: Ask
+    ask: ServerRequest
     """The response."""
     answer: Callable[[Answer], None]
     """Called with the result, in the loop's thread."""
@@ -319,7 +319,7 @@ class Fleet:
     async def _ping(self, member: Member) -> None:
         answer_s = self.spec.servers.answer_s
         if member.running:
-            ask = Ask(self._name("ping"), [0, 0], 1, 1.0, 1.0, 0, "ping")
+            ask = ServerRequest(self._name("ping"), [0, 0], 1, 1.0, 1.0, 0, "ping")
             await member.speaks.generate(ask, min(PING_ANSWER_S, answer_s))
         else:
             await member.speaks.alive(min(HEALTH_S, answer_s))

@@ -20,7 +20,7 @@ ATTACH_S = 60.0
 
 
 @dataclass(frozen=True)
-class Ask:
+class ServerRequest:
     """One response for a server to generate."""
 
     name: str
@@ -76,7 +76,7 @@ class ServerKind(Protocol):
         """Check that it serves the run's model, by ids, and prepare it. Raises `Refused` if it does not."""
         ...
 
-    async def generate(self, ask: Ask, timeout_s: float) -> Answer:
+    async def generate(self, ask: ServerRequest, timeout_s: float) -> Answer:
         """Generate one response."""
         ...
 
@@ -114,7 +114,7 @@ ROUNDING = 1e-3
 def checked_answer(
     link: Link,
     path: str,
-    ask: Ask,
+    ask: ServerRequest,
     vocabulary: int,
     ids: object,
     log_probs: object,

@@ -22,7 +22,7 @@ EVERY_S = 0.2
 WISHES = "wishes.jsonl"
 
 
-class Wish(TypedDict):
+class ServerChange(TypedDict):
     """A request to change the servers of a run: a line of `wishes.jsonl`."""
 
     wish: str
@@ -114,18 +114,18 @@ class Record:
     def _run_on(self, fleet: Fleet) -> None:
         while not self._over.wait(EVERY_S):
             with suppress(OSError):
-                for wish in self._wishes():
-                    url, joins = wish["server"], wish["wish"] == "add"
+                for change in self._changes():
+                    url, joins = change["server"], change["wish"] == "add"
                     if not joins:
                         fleet.leave(url)
                     elif zlib.crc32(url.encode()) % self._world == self._rank:
                         fleet.join(url)
                 self._write(fleet)
 
-    def _wishes(self) -> list[Wish]:
+    def _changes(self) -> list[ServerChange]:
         """Requests that were not read yet."""
         assert self._folder is not None
-        lines = wishes_of(self._folder)
+        lines = requested_changes(self._folder)
         new, self._read = lines[self._read :], len(lines)
         return new
 
@@ -154,22 +154,22 @@ class Record:
         self._written = state
 
 
-def wishes_of(folder: Path) -> list[Wish]:
-    """Lines of the file of wishes; none that is cut off or is no request."""
+def requested_changes(folder: Path) -> list[ServerChange]:
+    """The requests of `wishes.jsonl`, without lines that are cut off or are none."""
     path = folder / WISHES
     if not path.exists():
         return []
-    wishes: list[Wish] = []
+    changes: list[ServerChange] = []
     with opened(path) as file:
         for line in bounded_lines(file, path, max_bytes=LINES_BYTES):
             values = json_object(line) if line.endswith(b"\n") else None
             server, action = (values.get("server"), values.get("wish")) if values is not None else (None, None)
             if isinstance(server, str) and isinstance(action, str):
-                wishes.append({"wish": action, "server": server})
-    return wishes
+                changes.append({"wish": action, "server": server})
+    return changes
 
 
-def wish(run: Path, action: str, url: str) -> None:
+def request_change(run: Path, action: str, url: str) -> None:
     """Ask a run for a server to join (`add`) or to leave (`remove`)."""
     folder = run / "logs" / "engines"
     states(run)

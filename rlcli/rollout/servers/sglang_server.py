@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked_answer
+from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, ServerRequest, checked_answer
 from rlcli.support.json_link import Link, Refused, ServerFault
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class SglangServer:
             return False
 
     async def attach(self) -> None:
-        await self.generate(Ask("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
+        await self.generate(ServerRequest("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
 
-    async def generate(self, ask: Ask, timeout_s: float) -> Answer:
+    async def generate(self, ask: ServerRequest, timeout_s: float) -> Answer:
         params: dict[str, object] = {
             "temperature": ask.temperature,
             "top_p": ask.top_p,

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlcli.rollout import sampling as counter_sampling
 from rlcli.rollout.engine import EngineSpec
-from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, Ask, checked_answer
+from rlcli.rollout.servers.server_protocol import ATTACH_S, Answer, ServerRequest, checked_answer
 from rlcli.rollout.servers.vllm_extension import CONFIGURED, Extension
 from rlcli.rollout.vllm.vllm_arguments import PLAIN
 from rlcli.support.json_link import Link, Refused, ServerFault
@@ -67,11 +67,11 @@ class VllmServer:
         self._draws_by_counter = all(rank["by_counter"] for rank in ranks)
         self._draws_by_position = all(rank["by_place"] for rank in ranks)
         try:
-            await self.generate(Ask("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
+            await self.generate(ServerRequest("attach", [0, 0], 1, 1.0, 1.0, 0, "attach"), ATTACH_S)
         except Refused as error:
             raise Refused(f"{error}: {START}") from None
 
-    async def generate(self, ask: Ask, timeout_s: float) -> Answer:
+    async def generate(self, ask: ServerRequest, timeout_s: float) -> Answer:
         params: dict[str, object] = {
             "temperature": ask.temperature,
             "top_p": ask.top_p,
@@ -153,7 +153,7 @@ class VllmServer:
     async def wake(self, tag: str, timeout_s: float) -> None:
         await self._link.post(f"/wake_up?tags={tag}", {}, timeout_s)
 
-    def _seed(self, ask: Ask) -> dict[str, object]:
+    def _seed(self, ask: ServerRequest) -> dict[str, object]:
         """As `VllmEngine` draws, so that a response is the same on any server."""
         if self._draws_by_counter:
             return {"extra_args": {counter_sampling.SEED: ask.seed}}

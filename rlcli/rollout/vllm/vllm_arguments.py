@@ -26,7 +26,7 @@ checkpoints that are quantised already: releases before 0.32 accept it for this 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 """Linear layers of decoders, under the names of checkpoints and of vLLM. A mixture's experts have none of them."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
-"""Those of gated DeltaNet layers."""
+"""Linear layers of gated DeltaNet layers, likewise."""
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192

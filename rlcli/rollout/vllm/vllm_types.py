@@ -32,7 +32,7 @@ class FlatLogProbs(Protocol):
     """Log-probs of a response, with `flat_logprobs`."""
 
     logprobs: Sequence[float]
-    """Of each token, as only the token itself is asked for."""
+    """One log-prob per token: only that of the token itself is requested."""
 
 
 class CompletionOutput(Protocol):

@@ -16,7 +16,7 @@ from rlcli.data.columns import TruncatedRule, exclusion_reason
 from rlcli.data.messages import PromptTask
 from rlcli.data.sample_files import LogProbSummary, PartWriter, SampleRow, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
-from rlcli.data.step_images import MOST, beside, write_images
+from rlcli.data.step_images import MOST, images_path, write_images
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.environment import Message
 from rlcli.environments.finished_conversation import FinishedConversation
@@ -212,4 +212,4 @@ class Saver:
         copies = {digest: copy for item in items for digest, copy in item.copies.items() if digest not in self._copies}
         if copies and len(self._copies) < MOST:
             self._copies |= islice(copies.items(), MOST - len(self._copies))
-            write_images(beside(Path(self._path)), self._copies)
+            write_images(images_path(Path(self._path)), self._copies)

@@ -12,7 +12,7 @@ from rlcli.cluster.watchdog import progress
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.finished_conversation import FinishedConversation
-from rlcli.rewards.expression import rivals_of
+from rlcli.rewards.expression import other_responses_of
 from rlcli.rewards.service.scoring_client import Scored, ScoringClient
 from rlcli.rollout.rollout_arguments import GREEDY
 from rlcli.rollout.worker.pending_samples import last_turn_bytes
@@ -100,7 +100,7 @@ class GroupVerdicts:
         grouped = self._verification is not None and task.prompt.verifier in self._verification.grouped
         if conversation is not None and conversation.failure is not None:
             scored.set_result(Scored("", conversation.failure))
-        elif grouped or rivals_of(task.prompt.verifier):
+        elif grouped or other_responses_of(task.prompt.verifier):
             fields = {**fields, "step": step} if grouped else fields
             self._deferred.setdefault(task.group, []).append(DeferredResponse(sample, task, trajectory, fields, scored))
         else:
@@ -120,15 +120,15 @@ class GroupVerdicts:
         group = sorted(self._deferred.pop(prompt, ()), key=attrgetter("sample"))
         if not group:
             return
-        task, rival_count = group[0].task, rivals_of(group[0].task.prompt.verifier)
+        task, compared = group[0].task, other_responses_of(group[0].task.prompt.verifier)
         frames = [
             (last_turn_bytes(response.trajectory), verification.trailing_control_tokens(response.trajectory))
             for response in group
         ]
         responses: list[tuple[Trajectory, Mapping[str, object]]] = []
         for index, response in enumerate(group):
-            rivals = [*frames[index + 1 :], *frames[:index]][:rival_count]
-            fields = {**response.fields, "rivals": rivals} if rival_count else response.fields
+            others = [*frames[index + 1 :], *frames[:index]][:compared]
+            fields = {**response.fields, "other_responses": others} if compared else response.fields
             responses.append((response.trajectory, fields))
         if task.prompt.verifier in verification.grouped:
             baselines = int(task.greedy and group[0].sample == GREEDY)

@@ -69,38 +69,8 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     samples = samples.take(reasons == 0) if reasons.any() else samples
     groups = torch.tensor(samples.prompt)
     rewards = shaped_rewards(samples, groups, config)
-    parts, part_weights = _parts(samples, rewards, batch.part_weights)
-    known: SampleColumns[Tensor] = SampleColumns(
-        rewards=rewards,
-        groups=groups,
-        lengths=torch.tensor(samples.response_tokens),
-        right=torch.tensor(correct_mask(samples, config)),
-        scores=torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
-        signatures=torch.tensor(samples.signature),
-        parts=parts,
-    )
-    if algorithm.is_turn_level or samples.turn_rewards.size:
-        known.turn_rewards = turn_rewards(samples, rewards)
-    if algorithm.needs_baselines:
-        baselines = [batch.baselines[prompt].score for prompt in samples.prompt.tolist()]
-        known.baselines = torch.tensor(baselines, dtype=torch.float64)
-    if len(config.teacher.models) > 1:
-        numbers = [config.teacher.number_of(source) for source in batch.data_sources]
-        known.teacher = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
-    if algorithm.advantages_before_tokens:
-        known.advantages = algorithm.response_advantages(
-            AdvantageInputs(
-                rewards=rewards,
-                groups=groups,
-                lengths=known.lengths,
-                baselines=known.get("baselines"),
-                parts=parts,
-                part_weights=part_weights,
-                turn_rewards=known.get("turn_rewards"),
-                turn_states=turn_states(samples),
-                turns=torch.tensor(samples.turns),
-            )
-        )
+    scores = torch.tensor(batch.samples.score[reasons == 0])  # as in their signatures
+    known = _known_columns(batch, samples, rewards, scores, algorithm, config)
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
     selected = known.map(lambda values: values[indexes])
     _, dense = torch.unique(selected.groups, return_inverse=True)
@@ -123,6 +93,52 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
         indexes=counting[indexes.numpy()],
         shaped=shaped,
     )
+
+
+def _known_columns(
+    batch: RolloutBatch,
+    samples: SampleTable,
+    rewards: Float64[Tensor, " S"],
+    scores: Float64[Tensor, " S"],
+    algorithm: Algorithm,
+    config: RunConfig,
+) -> SampleColumns[Tensor]:
+    """The columns of `samples`, those of `batch` that count, which are known before a forward pass. rewards: shaped."""
+    import torch
+
+    parts, part_weights = _parts(samples, rewards, batch.part_weights)
+    known: SampleColumns[Tensor] = SampleColumns(
+        rewards=rewards,
+        groups=torch.tensor(samples.prompt),
+        lengths=torch.tensor(samples.response_tokens),
+        right=torch.tensor(correct_mask(samples, config)),
+        scores=scores,
+        signatures=torch.tensor(samples.signature),
+        parts=parts,
+    )
+    if algorithm.is_turn_level or samples.turn_rewards.size:
+        known.turn_rewards = turn_rewards(samples, rewards)
+    if algorithm.needs_baselines:
+        baselines = [batch.baselines[prompt].score for prompt in samples.prompt.tolist()]
+        known.baselines = torch.tensor(baselines, dtype=torch.float64)
+    if len(config.teacher.models) > 1:
+        numbers = [config.teacher.number_of(source) for source in batch.data_sources]
+        known.teacher = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
+    if algorithm.advantages_before_tokens:
+        known.advantages = algorithm.response_advantages(
+            AdvantageInputs(
+                rewards=rewards,
+                groups=known.groups,
+                lengths=known.lengths,
+                baselines=known.get("baselines"),
+                parts=parts,
+                part_weights=part_weights,
+                turn_rewards=known.get("turn_rewards"),
+                turn_states=turn_states(samples),
+                turns=torch.tensor(samples.turns),
+            )
+        )
+    return known
 
 
 def shaped_rewards(samples: SampleTable, groups: Int64[Tensor, " S"], config: RunConfig) -> Float64[Tensor, " S"]:

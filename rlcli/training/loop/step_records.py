@@ -126,7 +126,7 @@ class StepRecords:
         """Print the first problem of the run only."""
         if problem and not self._noted:
             self._noted = True
-            self._note(f"{problem}; the run goes on without them")
+            self._note(f"{problem}; the run continues without them")
 
 
 def best_and_worst(selected: SelectedSamples, count: int) -> list[int]:

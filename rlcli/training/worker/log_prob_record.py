@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlcli.algorithms.correction.log_prob_check import Comparison, joined, sample_table
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison, joined, sample_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ class LogProbRecord:
         if self.equal_weights and not micro.empty:
             self._log_probs[id(micro)] = micro, log_probs.detach()
 
-    def comparison(self) -> Comparison:
+    def comparison(self) -> LogProbComparison:
         """Compare the samples recorded in this step, and forget them."""
         import numpy as np
 
@@ -71,9 +71,9 @@ class LogProbRecord:
             used = current & np.isfinite(trainer)
             sample: np.ndarray = np.repeat(np.arange(len(micro.rows)), [row.response_tokens for row in micro.rows])
             lengths = np.bincount(sample[used], minlength=len(micro.rows))
-            tables.append(sample_table(trainer[used], engine[used], lengths, drawn=True))
+            tables.append(sample_table(trainer[used], engine[used], lengths, sampled=True))
         self._log_probs = {}
-        return Comparison.of(joined(tables))
+        return LogProbComparison.of(joined(tables))
 
     def remember(self, rows: Sequence[Trajectory]) -> None:
         """Keep a step's samples for `recent`: no earlier ones, so that a run that resumes equals one that does not."""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcli.algorithms.correction.log_prob_check import Comparison
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison
 from rlcli.cluster.process.busy_lanes import Span
 from rlcli.cluster.process.peak_memory import Peaks
 from rlcli.data.packer import Bin
@@ -50,7 +50,7 @@ class StepReport:
     """Why something could not be recorded; empty if all was."""
     engine: Mapping[str, float] = field(default_factory=dict)
     """Counts of its engine (see `Counting`)."""
-    compared: Comparison | None = None
+    compared: LogProbComparison | None = None
     """Log-probs of engine and trainer on the step's samples, where both used the same weights."""
 
 

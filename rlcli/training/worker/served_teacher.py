@@ -73,7 +73,7 @@ class ServedTeacher:
                     progress()
                     return _scores(link, listed, tokens, response_mask, self._top_k, self._below)
 
-            return list(await asyncio.gather(*(scored(*sequence) for sequence in sequences)))
+            return list(await asyncio.gather(*(scored(tokens, mask) for tokens, mask in sequences)))
 
 
 def check_served_teacher(url: str, model: str, positions: int, top_k: int) -> None:
@@ -84,9 +84,9 @@ def check_served_teacher(url: str, model: str, positions: int, top_k: int) -> No
     async def check() -> None:
         async with _linked(url) as link:
             name, longest = await _model(link)
-            if longest is not None and longest <= positions:  # one token is drawn after those that are scored
+            if longest is not None and longest <= positions:  # one token is generated after those that are scored
                 raise Refused(
-                    f"it serves sequences of {longest} tokens, and samples have up to {positions}, and one is drawn: "
+                    f"it serves sequences of {longest} tokens, samples have up to {positions}, and one is generated: "
                     f"start it with --max-model-len {positions + 1}"
                 )
             await _check_vocabulary(link, name, AutoTokenizer.from_pretrained(model, trust_remote_code=False))

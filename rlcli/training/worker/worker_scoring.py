@@ -57,7 +57,7 @@ def scoring_service(spec: WorkerSpec, tokenizer: PreTrainedTokenizerBase) -> Sco
 
 
 def processes_of(cores: int, workers: int, device: str) -> int:
-    """Scoring processes of a machine with so many cores, on which so many workers of the run live.
+    """Number of scoring processes of a machine, from the numbers of its cores and of the run's workers on it.
 
     On GPUs the workers' cores are reserved. On CPUs workers compute on all cores, and are idle while they wait for
     verdicts.

@@ -23,11 +23,11 @@ class WorkerSpec:
     roles: frozenset[Role]
     """Roles that the worker hosts."""
     name: str
-    """Of the group: prefix of the ranks' logs, `name`-0.log and so on."""
+    """Name of the worker group, and prefix of the ranks' logs: `name`-0.log and so on."""
     logs: str
     """Folder of the logs."""
     group_id: str
-    """Of this run on this machine."""
+    """Id of the run's processes and shared memory on this machine."""
     hub_token: str = field(default="", repr=False)
     """The driver's, for workers on other machines; passed here, since Ray logs the environment variables that it is
     given."""

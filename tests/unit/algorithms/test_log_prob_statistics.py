@@ -17,7 +17,7 @@ from rlcli.algorithms.correction.log_prob_check import (
     SAMPLE,
     SPREAD,
     TOKEN,
-    Comparison,
+    LogProbComparison,
     Moments,
     deviations,
     joined,
@@ -39,7 +39,7 @@ NOTHING = Moments.of(joined([]))
 
 
 class Simulated:
-    """Responses drawn from an engine's softmax, and the log-probs of both sides, whose logits have noise each.
+    """Responses sampled from an engine's softmax, and the log-probs of both sides, whose logits have noise each.
 
     Contexts differ in how sure the policy is. Noise has heavy tails, and samples differ in its scale.
     """
@@ -55,20 +55,20 @@ class Simulated:
         self.scale = noise * np.exp(0.15 * random.standard_normal(samples))[self.sample][:, None]
         self.engine = _log_softmax(self.noisy(self.logits))
         gumbel = random.gumbel(size=self.engine.shape)
-        self.drawn = (self.engine + gumbel).argmax(axis=1)
+        self.sampled = (self.engine + gumbel).argmax(axis=1)
 
     def noisy(self, logits: np.ndarray) -> np.ndarray:
         noise = self.random.standard_t(5, logits.shape) / math.sqrt(5 / 3)
         return logits + self.scale * noise
 
     def of(self, log_probs: np.ndarray) -> np.ndarray:
-        picked: np.ndarray = log_probs[np.arange(self.total), self.drawn]
+        picked: np.ndarray = log_probs[np.arange(self.total), self.sampled]
         return picked
 
-    def table(self, trainer: np.ndarray | None = None, *, drawn: bool = True) -> np.ndarray:
+    def table(self, trainer: np.ndarray | None = None, *, sampled: bool = True) -> np.ndarray:
         """trainer: the logits that the trainer computes, before its noise."""
         mine = self.of(_log_softmax(self.noisy(self.logits if trainer is None else trainer)))
-        return sample_table(mine, self.of(self.engine), self.lengths, drawn=drawn)
+        return sample_table(mine, self.of(self.engine), self.lengths, sampled=sampled)
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -82,12 +82,12 @@ def failed(tables: Sequence[np.ndarray], trainer: Moments) -> list[str]:
     moments = Moments.of(joined([]))
     for table in tables:
         moments = moments.scaled(0.8) + Moments.of(table)
-    return [s.name for s in statistics(moments, Comparison.of(tables[-1]), trainer) if not s.holds]
+    return [s.name for s in statistics(moments, LogProbComparison.of(tables[-1]), trainer) if not s.holds]
 
 
 def of_trainer(noise: float, seed: int = 99) -> Moments:
     """Of the trainer alone, at this noise of the logits, from 16 samples."""
-    return Moments.of(Simulated(seed, TRAINER * noise, samples=16).table(drawn=False))
+    return Moments.of(Simulated(seed, TRAINER * noise, samples=16).table(sampled=False))
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,12 @@ def known() -> dict[str, Moments]:
     return {dtype: of_trainer(noise) for dtype, noise in DTYPE_NOISE.items()}
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_the_table_equals_plain_loops(drawn: bool) -> None:
+@pytest.mark.parametrize("sampled", [True, False])
+def test_the_table_equals_plain_loops(sampled: bool) -> None:
     random = np.random.default_rng(0)
     lengths = np.array([3, 0, 5, 1])
     pi, mu = -random.exponential(2.0, 9), -random.exponential(2.0, 9)
-    table, start = sample_table(pi, mu, lengths, drawn=drawn), 0
+    table, start = sample_table(pi, mu, lengths, sampled=sampled), 0
     assert table.shape == (3, len(COLUMNS)), "a sample without tokens has no row"
     for row, length in zip(table, [3, 5, 1], strict=True):
         sums = dict.fromkeys(COLUMNS, 0.0)
@@ -108,7 +108,7 @@ def test_the_table_equals_plain_loops(drawn: bool) -> None:
             p, m = float(pi[start + position]), float(mu[start + position])
             delta, x = p - m, (p + m) / 2
             clipped = max(-CLIP, min(CLIP, delta))
-            d = clipped * math.exp(clipped / 2) if drawn else clipped
+            d = clipped * math.exp(clipped / 2) if sampled else clipped
             e, late = 1 - math.exp(x), position >= 1.5  # half of the mean of 3, 5 and 1
             terms = {"tokens": 1, "x": x, "xx": x * x, "d": d, "xd": x * d, "a": abs(delta), "e": e, "ee": e * e}
             terms |= {"late_a": abs(delta) * late, "late_e": e * late, "k3": math.exp(delta) - 1 - delta}
@@ -180,16 +180,16 @@ def test_few_samples_need_more_standard_errors() -> None:
 
 def test_estimates_without_tokens_or_spread_say_nothing() -> None:
     nothing = Moments.of(joined([]))
-    assert [s.name for s in statistics(nothing, Comparison.of(joined([])), NOTHING)] == ["nonfinite"]
+    assert [s.name for s in statistics(nothing, LogProbComparison.of(joined([])), NOTHING)] == ["nonfinite"]
     assert noise_of(nothing).error == position_of(nothing).error == math.inf
-    constant = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), drawn=True))
+    constant = Moments.of(sample_table(np.full(20, -1.0), np.full(20, -1.0), np.full(10, 2), sampled=True))
     assert slope_of(constant).error == math.inf
-    assert [s.name for s in statistics(constant, Comparison.of(joined([])), NOTHING) if not s.holds] == []
+    assert [s.name for s in statistics(constant, LogProbComparison.of(joined([])), NOTHING) if not s.holds] == []
 
 
 def test_a_comparison_survives_its_way_to_the_controller() -> None:
     table = Simulated(0, 0.06, samples=32).table()
-    sent, received = Comparison.of(table), pickle.loads(pickle.dumps(Comparison.of(table)))
+    sent, received = LogProbComparison.of(table), pickle.loads(pickle.dumps(LogProbComparison.of(table)))
     np.testing.assert_array_equal(received.moments.sums, sent.moments.sums)
     np.testing.assert_array_equal(received.moments.products, sent.moments.products)
     np.testing.assert_array_equal(sent.moments.products, sent.moments.products.T)
@@ -198,7 +198,7 @@ def test_a_comparison_survives_its_way_to_the_controller() -> None:
 
 def test_log_probs_that_are_no_numbers_fail() -> None:
     for value in (math.nan, math.inf, -math.inf):
-        table = sample_table(np.array([-1.0, -2.0]), np.array([-1.0, value]), np.array([2]), drawn=True)
+        table = sample_table(np.array([-1.0, -2.0]), np.array([-1.0, value]), np.array([2]), sampled=True)
         assert failed([table], NOTHING) == ["nonfinite"]
         assert np.isfinite(table[:, :-1]).all(), "the sums of later steps stay finite"
 
@@ -213,7 +213,7 @@ def test_rounding_alone_never_fails(dtype: str, known: dict[str, Moments]) -> No
         moments = moments.scaled(0.8) + Moments.of(table)
         # Measured anew every ten steps, each time from few samples.
         alone = known[dtype] if step % 10 else of_trainer(DTYPE_NOISE[dtype], 1000 + step)
-        wrong += [s.name for s in statistics(moments, Comparison.of(table), alone) if not s.holds]
+        wrong += [s.name for s in statistics(moments, LogProbComparison.of(table), alone) if not s.holds]
     assert wrong == []
 
 
@@ -232,8 +232,8 @@ def test_standardised_estimates_have_the_errors_that_they_state() -> None:
 
 
 @pytest.mark.long
-def test_drawn_tokens_have_no_bias_where_plain_differences_have() -> None:
-    """E[Δ] is −KL of what was drawn from; d has mean 0."""
+def test_sampled_tokens_have_no_bias_where_plain_differences_have() -> None:
+    """E[Δ] is −KL of what was sampled from; d has mean 0."""
     moments = [Moments.of(Simulated(seed, 0.3, samples=128).table()) for seed in range(10)]
     kl = sum(part.total("k3") for part in moments) / sum(part.total("tokens") for part in moments)
     together = moments[0]
@@ -262,7 +262,7 @@ def planted(fault: str, seed: int) -> np.ndarray:
         return simulated.table(logits / 0.9)
     if fault == "top-p on one side":
         cut = logits - 10.0 * (logits < np.quantile(logits, 0.2, axis=1, keepdims=True))
-        return simulated.table(cut, drawn=False)
+        return simulated.table(cut, sampled=False)
     if fault == "noise twice as large":
         return simulated.table(logits + 2.5 * simulated.scale * random.standard_normal(logits.shape))
     if fault == "noise that grows with the position":

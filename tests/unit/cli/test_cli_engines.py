@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcli.cli.app import run
-from rlcli.rollout.servers.server_record import wishes_of
+from rlcli.rollout.servers.server_record import requested_changes
 
 SERVERS = [
     {"server": "http://a:1", "state": "ready", "running": 3, "finished": 12, "lost": 0, "weights": 4, "why": ""},
@@ -51,11 +51,11 @@ def test_the_servers_of_a_run_are_listed_with_their_states(folder: Path, capsys:
 def test_servers_are_asked_to_join_and_to_leave(folder: Path) -> None:
     assert run(["engines", "add", str(folder), "http://c:1/"]) == 0
     assert run(["engines", "remove", str(folder), "http://a:1"]) == 0
-    requests = [(request["wish"], request["server"]) for request in wishes_of(folder / "logs" / "engines")]
+    requests = [(request["wish"], request["server"]) for request in requested_changes(folder / "logs" / "engines")]
     assert requests == [("add", "http://c:1"), ("remove", "http://a:1")]
     with (folder / "logs" / "engines" / "wishes.jsonl").open("a") as file:
         file.write('{"wish": "add"}\n[]\n{"server": 1, "wish": "add"}\nno JSON\n')
-    assert len(wishes_of(folder / "logs" / "engines")) == 2, "a line that is no request is left out"
+    assert len(requested_changes(folder / "logs" / "engines")) == 2, "a line that is no request is left out"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_no_server_is_refused(
 ) -> None:
     assert run(["engines", words[0], str(folder), words[1]]) == 2
     assert message in capsys.readouterr().err
-    assert wishes_of(folder / "logs" / "engines") == []
+    assert requested_changes(folder / "logs" / "engines") == []
 
 
 def test_a_run_without_servers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

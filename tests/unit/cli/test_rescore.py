@@ -117,7 +117,7 @@ def test_what_cannot_be_scored_is_one_line(run: Path, capsys: pytest.CaptureFixt
     assert "lies in the folder of the run" in rescored(
         capsys, run, "--verifier", "math", "--out", str(inside), expect=2
     )
-    ranked = "bad_verifiers:ranked(rivals=2)"
+    ranked = "bad_verifiers:ranked(other_responses=2)"
     refused = rescored(capsys, run, "--verifier", ranked, expect=2)
     assert "compares the responses of a group, but rlcli rescore has none" in refused
     assert "is not a run" in rescored(capsys, tmp_path, "--verifier", "math", expect=2)

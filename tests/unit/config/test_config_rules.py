@@ -62,7 +62,11 @@ WRONG = [
         ["async.staleness=1", "rollout.oversample=2"],
         "oversample = 2.0: with async.staleness = 1 no response is",
     ),
-    ("grpo", ["async.staleness=1", "environment.name=python a.py"], "a program, whose conversation cannot go on with"),
+    (
+        "grpo",
+        ["async.staleness=1", "environment.name=python a.py"],
+        "a program, whose conversation cannot continue",
+    ),
     (
         "grpo",
         ["environment.name=python a.py", 'environment.variables=["MY_KEY", "OPENAI_API_KEY"]'],

@@ -27,7 +27,7 @@ from rlcli.environments.finished_conversation import FinishedConversation
 from rlcli.model.packed import pack
 from rlcli.rewards.service.scoring_client import Scored
 from rlcli.rollout.scheduler.group_checkpoint import groups_from_json, groups_to_json
-from rlcli.rollout.scheduler.groups import Group
+from rlcli.rollout.scheduler.groups import Group, GroupState
 from rlcli.rollout.worker.pending_samples import Saver, pending_sample
 from rlcli.rollout.worker.sample_request import SampleRequest
 from rlcli.training.loop.metrics import sample_metrics
@@ -156,6 +156,16 @@ def test_groups_of_older_checkpoints_load() -> None:
         del older[name]
     older["drawn_tokens"], older["finish_reason"] = older.pop("response_tokens"), older.pop("stop_reason")
     assert list(groups_from_json(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
+
+
+def test_partial_rollouts_are_read_under_the_key_of_older_checkpoints() -> None:
+    partial = [PartialRollout(0, 1, 0, 1, 2, version=3)]
+    plain, shards = groups_to_json([Group(2, prompt_index=4, state=GroupState.RUNNING, shards=["a"], partial=partial)])
+    assert plain[0]["open"] is not None
+    older = json.loads(json.dumps(plain))
+    older[0]["open"]["begun"] = older[0]["open"].pop("partial")
+    for saved in (json.loads(json.dumps(plain)), older):
+        assert list(groups_from_json(saved, shards)[0].partial) == partial
 
 
 def test_the_digest_of_a_single_response_is_that_of_older_runs() -> None:

@@ -63,7 +63,11 @@ def test_a_boundary_that_differs_is_named(template: str, agreement: Agreement, n
             "warn",
             "conversations work, but for a user's answer, with a system message; tools are not supported",
         ),
-        (of.TWO_ENDS, "pass", "conversations work (what was drawn stays as it was); tools work (what was drawn stays"),
+        (
+            of.TWO_ENDS,
+            "pass",
+            "conversations work (generated tokens stay as they were); tools work (generated",
+        ),
         (COUNTED, "fail", "conversations do not work: other tokens follow"),
     ],
 )

@@ -95,7 +95,7 @@ def test_rows_of_tests_without_a_program_are_tried_without_one(tmp_path: Path) -
 
 
 def test_a_verifier_that_compares_responses_is_noted_and_not_tried(tmp_path: Path) -> None:
-    judge = "judge(url=http://127.0.0.1:9, model=m, rivals=3)"
+    judge = "judge(url=http://127.0.0.1:9, model=m, other_responses=3)"
     (note,) = trial_notes(data(tmp_path, "2"), f"{judge} + format")
     assert note.endswith("is not tried: it compares the responses of a group")
 

@@ -14,7 +14,7 @@ from rlcli.config.schema import VerifierSection
 from rlcli.data.columns import SampleTable
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
 from rlcli.launch.preflight import _note_engine_key
-from rlcli.launch.verifier_trial import check_rivals, check_verifiers, refuse_rivals
+from rlcli.launch.verifier_trial import check_comparisons, check_verifiers, refuse_comparisons
 from rlcli.rewards.processes.scoring_pool import ScoringPool
 from rlcli.rewards.processes.scoring_worker import OVERRAN
 from rlcli.rollout.scheduler.verifier_failures import Failures, part_weights
@@ -173,14 +173,14 @@ def test_overruns_of_a_step_are_a_metric() -> None:
     [(1, 1.0, "compares the responses of a group, but evaluation.samples = 1"), (8, 1.5, "rollout.oversample = 1.5")],
 )
 def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: float, says: str) -> None:
-    compares = "math + 0.5 * judge(url=x, model=m, rivals=2)"
-    check_rivals(["math", compares], "evaluation.samples", 2)
-    refuse_rivals(["math"], "--url")
-    with pytest.raises(ConfigError, match=r"rivals=2.* but --url has none"):
-        refuse_rivals(["math", compares], "--url")
-    check_rivals(["math"], "evaluation.samples", count, oversample)
+    compares = "math + 0.5 * judge(url=x, model=m, other_responses=2)"
+    check_comparisons(["math", compares], "evaluation.samples", 2)
+    refuse_comparisons(["math"], "--url")
+    with pytest.raises(ConfigError, match=r"other_responses=2.* but --url has none"):
+        refuse_comparisons(["math", compares], "--url")
+    check_comparisons(["math"], "evaluation.samples", count, oversample)
     with pytest.raises(ConfigError, match=says):
-        check_rivals(["math", compares], "evaluation.samples", count, oversample)
+        check_comparisons(["math", compares], "evaluation.samples", count, oversample)
 
 
 @pytest.mark.long

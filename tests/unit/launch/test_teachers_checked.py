@@ -83,7 +83,7 @@ def test_the_plan_names_the_teachers_and_who_is_taught(root: Path) -> None:
     assert ready.facts.roles == {"policy", "engine", "teacher"}
     shown = dict(derived_plan(ready))["teacher"]
     assert shown == (
-        f"{root}/teacher for sums; {root}/student for all others: log-probs of the drawn tokens, "
+        f"{root}/teacher for sums; {root}/student for all others: log-probs of the sampled tokens, "
         "in the policy's workers"
     )
     top = ("algorithm.advantage=one", "algorithm.loss=opd_forward", "teacher.top_k=4", "teacher.workers=1")

@@ -184,6 +184,13 @@ def test_options_reach_the_verifier_as_it_annotates_them(pool: ScoringPool) -> N
     assert ask(pool, "native_with_defaults(need=b, times=2)").answer == "bb"
 
 
+@pytest.mark.parametrize("verifier", ["ranked(other_responses=2)", "ranked(rivals=2)", "ranked_before(rivals=2)"])
+def test_other_responses_are_read_under_their_old_name(pool: ScoringPool, verifier: str) -> None:
+    request = VerifyRequest("c", "", other_responses=["a", "b"])
+    verdict = pool.submit(f"bad_verifiers:{verifier}", request).result()
+    assert (verdict.score, verdict.answer) == (2.0, "['a', 'b']")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "says"),

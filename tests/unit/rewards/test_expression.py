@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.config.keys import RenamedKey
 from rlcli.errors import ConfigError, UnknownName
-from rlcli.rewards.expression import Composition, Term, parse
+from rlcli.rewards.expression import Composition, Term, other_responses_of, parse
 from rlcli.rewards.verifier_registry import of_row, target
+from rlcli.types import VerifyRequest
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,16 @@ def test_files_are_found_from_wherever_scoring_processes_run(tmp_path: Path, mon
     assert str(parse("own.py:f + math").located()) == f"{tmp_path}/own.py:f + math"
     with pytest.raises(ConfigError, match=rf"'gone\.py:f': there is no file {tmp_path}/gone\.py"):
         parse("gone.py:f").located()
+
+
+def test_the_old_name_of_the_option_other_responses_is_read_with_a_warning() -> None:
+    text = "math + 0.5 * judge(url=x, model=m, rivals=2)"
+    with pytest.warns(RenamedKey, match=r"the option rivals of the verifier judge is now called other_responses"):
+        assert other_responses_of(text) == 2
+    assert str(parse(text)) == text, "a resumed run compares the text"
+    request = VerifyRequest("c", "", other_responses=["a"])
+    with pytest.warns(FutureWarning, match=r"VerifyRequest.rivals is now called other_responses"):
+        assert request.rivals == ["a"]  # type: ignore[attr-defined]
 
 
 def test_a_reference_leads_to_a_registered_name_or_to_code() -> None:

@@ -96,8 +96,9 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
         .result()
     )
     assert reply.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
-    rivals = [(tokens, 0), (tokens, 1)]
-    reply = clients[0].submit(prompt("", "bad_verifiers:ranked(rivals=2)"), tokens, 0, {"rivals": rivals}).result()
+    others = [(tokens, 0), (tokens, 1)]
+    row = prompt("", "bad_verifiers:ranked(other_responses=2)")
+    reply = clients[0].submit(row, tokens, 0, {"other_responses": others}).result()
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in ([4, 2], [4])]
     assert (reply.verdict.score, reply.verdict.answer) == (2.0, repr(texts))
     clients[0].close()

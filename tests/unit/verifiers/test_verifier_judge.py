@@ -380,33 +380,33 @@ def better(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
 
 def test_a_pair_is_compared_in_both_orders_and_the_share_won_counts(server: Judge) -> None:
     server.decide = better
-    rivals = ["It is 41.", "<think>42</think>It is 40.", "It is 42!"]
-    verdict = asked(server, replace(RIGHT, rivals=rivals), rivals=3)
+    others = ["It is 41.", "<think>42</think>It is 40.", "It is 42!"]
+    verdict = asked(server, replace(RIGHT, other_responses=others), other_responses=3)
     assert verdict.score == pytest.approx((2 + 2 + 1) / 6)
     assert (verdict.outcome, verdict.answer, len(server.bodies)) == (Outcome.OK, "5 of 6", 6)
     counts = {name: verdict.parts[f"usage/{name}"] for name in ("calls", "pairs", "flips")}
     assert counts == {"calls": 6, "pairs": 3, "flips": 1}, "a judge that takes the first of two equals is counted"
     assert "<think>" not in str(server.bodies), "only answers are compared"
-    verdict = asked(server, replace(WRONG, rivals=rivals), rivals=2)
+    verdict = asked(server, replace(WRONG, other_responses=others), other_responses=2)
     assert (verdict.score, verdict.outcome) == (2 / 4, Outcome.OK)
-    assert asked(server, replace(WRONG, rivals=["It is 42."]), rivals=1).outcome is Outcome.WRONG
+    assert asked(server, replace(WRONG, other_responses=["It is 42."]), other_responses=1).outcome is Outcome.WRONG
 
 
-def test_without_rivals_no_reward_and_one_without_an_answer_loses(server: Judge) -> None:
+def test_without_other_responses_no_reward_and_one_without_an_answer_loses(server: Judge) -> None:
     server.decide = better
-    alone = asked(server, RIGHT, rivals=2)
+    alone = asked(server, RIGHT, other_responses=2)
     assert (alone.outcome, alone.detail) == (Outcome.CRASH, "there is no other response to compare this one with")
-    verdict = asked(server, replace(WRONG, rivals=["<think>still at it", ""]), rivals=2)
+    verdict = asked(server, replace(WRONG, other_responses=["<think>still at it", ""]), other_responses=2)
     assert (verdict.score, len(server.bodies)) == (1.0, 0)
     server.decide = lambda texts, chat: '{"reason": "both", "score": 3}'
-    assert asked(server, replace(RIGHT, rivals=["It is 41."]), rivals=1).outcome is Outcome.UNPARSED
-    with pytest.raises(RlcliError, match="the option rivals is -1"):
-        preload(url=server.url, model="judge-1", key="JUDGE_API_KEY", rivals=-1)
+    assert asked(server, replace(RIGHT, other_responses=["It is 41."]), other_responses=1).outcome is Outcome.UNPARSED
+    with pytest.raises(RlcliError, match="the option other_responses is -1"):
+        preload(url=server.url, model="judge-1", key="JUDGE_API_KEY", other_responses=-1)
 
 
-def test_hostile_rivals_stay_between_their_marks(server: Judge) -> None:
+def test_hostile_other_responses_stay_between_their_marks(server: Judge) -> None:
     server.decide = better
-    asked(server, replace(RIGHT, rivals=[HOSTILE]), rivals=1)
+    asked(server, replace(RIGHT, other_responses=[HOSTILE]), other_responses=1)
     for user in (body["messages"][1]["content"] for body in server.bodies):
         word = user.partition("=== question ")[2][:16]
         label = "B" if f"=== response A {word} ===\nIt is 42." in user else "A"
@@ -417,6 +417,6 @@ def test_hostile_rivals_stay_between_their_marks(server: Judge) -> None:
 
 def test_both_sides_of_a_pair_share_their_calls(server: Judge) -> None:
     server.decide = better
-    asked(server, replace(RIGHT, rivals=[WRONG.completion]), rivals=1, cache=True)
-    verdict = asked(server, replace(WRONG, rivals=[RIGHT.completion]), rivals=1, cache=True)
+    asked(server, replace(RIGHT, other_responses=[WRONG.completion]), other_responses=1, cache=True)
+    verdict = asked(server, replace(WRONG, other_responses=[RIGHT.completion]), other_responses=1, cache=True)
     assert (verdict.score, verdict.parts["usage/cached"], len(server.bodies)) == (0.0, 2, 2)

@@ -34,7 +34,7 @@ R.advantage = (value, most) => {
 };
 
 R.NAMES = { system: "System", user: "User", assistant: "Model", tool: "Tool", developer: "Developer" };
-// Messages that the policy did not draw are dimmed.
+// Messages that the policy did not generate are dimmed.
 R.message = (message, { drawn = false, mark = "", most, score = null } = {}) => {
   const name = R.NAMES[message.role] || message.role;
   const head = R.h("header", {}, R.h("b", {}, R.text(name)), message.name ? R.h("code", {}, R.text(message.name)) : null, R.known(score) ? R.h("span", {}, "turn reward ", R.h("b.figure", {}, R.signed(score))) : null);
@@ -58,7 +58,6 @@ R.toolCall = (call) => {
   const shown = typeof given === "string" ? given : JSON.stringify(given ?? {}, null, 1);
   return R.h("div.call", {}, R.h("b", {}, "calls ", R.h("code", {}, R.text(made.name || "a tool"))), R.prose(shown, { tag: "pre.prose" }));
 };
-R.drawnCount = (said) => said.filter((message) => message.role === "assistant").length;
 
 R.select = (label, value, choices, onchange) =>
   R.h("label.field", {}, R.h("span", {}, label), R.h("select", { onchange: (event) => onchange(event.target.value) }, choices.map(([key, name]) => R.h("option", { value: key, selected: String(key) === String(value ?? "") }, name))));

@@ -83,7 +83,7 @@ R.conversation = (found) => {
     const drawn = message.role === "assistant";
     return R.message(message, { drawn, score: drawn && rewards.length > 1 ? rewards[turn++] : null });
   });
-  return R.h("section.card", {}, R.h("div.heading", {}, R.h("h2", {}, "Conversation"), R.h("span.push", {}), R.h("small", {}, "dimmed: not drawn by the policy")), R.h("div.conversation", {}, found.messages.map((message) => R.message(message)), said));
+  return R.h("section.card", {}, R.h("div.heading", {}, R.h("h2", {}, "Conversation"), R.h("span.push", {}), R.h("small", {}, "dimmed: not sampled by the policy")), R.h("div.conversation", {}, found.messages.map((message) => R.message(message)), said));
 };
 
 R.verdict = (found) => {
@@ -94,7 +94,7 @@ R.verdict = (found) => {
     {},
     R.section("Verdict", R.facts([["score", R.h("b", {}, R.number(found.score))], ["outcome", R.outcome(found)], ["answer", R.brief(found.answer)], ["ground truth", R.brief(found.ground_truth)], ["detail", found.detail ? R.prose(found.detail, { most: 600 }) : null], ["took", R.known(found.verify_s) ? R.seconds(found.verify_s) : null]]), parts.length ? R.table(["part", "score"], parts.map(([name, value]) => [name, R.number(value)])) : null),
     found.kind === "evaluations" ? null : R.section("Training", R.facts([["advantage", R.known(found.advantage) ? R.signed(found.advantage) : "–"], ["shaped reward", R.known(found.reward) ? R.number(found.reward) : null], ["left out", found.left_out || "no"], ["trained in", R.known(found.trained_step) && found.trained_step !== found.step ? `step ${found.trained_step}, it waited` : null]])),
-    R.section("Generation", R.facts([["prompt", R.known(found.prompt_tokens) ? R.plural(found.prompt_tokens, "token") : null], ["drawn", R.known(found.response_tokens) ? R.plural(found.response_tokens, "token") : null], ["turns", R.known(found.turns) ? String(found.turns) : null], ["stopped", R.stopped(found.finish_reason)], ["ended", found.ended], ["weights of sync", versions], ["mean log-prob", R.known(found.mean_log_prob) ? R.number(found.mean_log_prob) : null], ["lowest log-prob", R.known(found.min_log_prob) ? R.number(found.min_log_prob) : null], ["perplexity", R.known(found.perplexity) ? R.number(found.perplexity) : null]])),
+    R.section("Generation", R.facts([["prompt", R.known(found.prompt_tokens) ? R.plural(found.prompt_tokens, "token") : null], ["response", R.known(found.response_tokens) ? R.plural(found.response_tokens, "token") : null], ["turns", R.known(found.turns) ? String(found.turns) : null], ["stopped", R.stopped(found.finish_reason)], ["ended", found.ended], ["weights of sync", versions], ["mean log-prob", R.known(found.mean_log_prob) ? R.number(found.mean_log_prob) : null], ["lowest log-prob", R.known(found.min_log_prob) ? R.number(found.min_log_prob) : null], ["perplexity", R.known(found.perplexity) ? R.number(found.perplexity) : null]])),
   );
 };
 
@@ -139,7 +139,7 @@ R.tokens = (columns, given) => {
   const describe = (place) => {
     const { at, count } = runs[place];
     const facts = [["engine", "engine_log_prob"], ["trainer", "trainer_log_prob"], ["entropy", "entropy"], ["advantage", "advantage"], ["version", "version"]].filter(([, name]) => R.known(filled[name][at])).map(([label, name]) => `${label} ${R.number(filled[name][at])}`);
-    R.fill(detail, R.h("b", {}, count > 1 ? `${at} to ${at + count - 1} ` : `${at} `), R.h("code", {}, R.text(JSON.stringify(text[at] ?? "").slice(0, 80))), ` ${filled.drawn[at] ? facts.join(" · ") : "not drawn by the policy"}`);
+    R.fill(detail, R.h("b", {}, count > 1 ? `${at} to ${at + count - 1} ` : `${at} `), R.h("code", {}, R.text(JSON.stringify(text[at] ?? "").slice(0, 80))), ` ${filled.drawn[at] ? facts.join(" · ") : "not sampled by the policy"}`);
   };
   const show = () => {
     const scale = R.heatScale(R.HEATS[heat], filled, text.length);
@@ -196,5 +196,5 @@ R.heatScale = (heat, columns, count) => {
   };
   const ramp = (color) => [0.05, 0.2, 0.4, 0.6, 0.75].map((part) => R.h("i", { style: mix(color, part) }));
   const ends = heat.signed ? [R.h("span", {}, R.signed(-most)), ramp("--heat-down").reverse(), ramp("--heat-up"), R.h("span", {}, R.signed(most))] : [R.h("span", {}, "0"), ramp("--heat"), R.h("span", {}, `${R.number(most)} and more`)];
-  return { style, legend: [R.h("span.ramp", {}, ends), R.h("span.faint", {}, heat.unit), R.h("span.key", {}, R.h("i.masked", {}), "not drawn")] };
+  return { style, legend: [R.h("span.ramp", {}, ends), R.h("span.faint", {}, heat.unit), R.h("span.key", {}, R.h("i.masked", {}), "not sampled")] };
 };

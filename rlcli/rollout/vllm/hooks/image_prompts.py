@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Images = Sequence[UInt8[np.ndarray, "height width 3"]]
 
 NEVER = -100.0
-"""Added to the logits of tokens that are not drawn; vLLM takes no less."""
+"""Added to the logits of tokens that must not be sampled; vLLM takes no less."""
 
 
 def settings(spec: EngineSpec) -> dict[str, object]:
@@ -95,7 +95,7 @@ class Prompts:
 
         counts = [rule.tokens(image.shape[1], image.shape[0]) for image in images]
         placeholders = [
-            PlaceholderRange(*start_and_count) for start_and_count in zip(rule.starts(ids, images), counts, strict=True)
+            PlaceholderRange(start, count) for start, count in zip(rule.starts(ids, images), counts, strict=True)
         ]
         return {
             "type": "multimodal",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlcli.model.weight_check.cpu_packed_matrix import PackedMatrix
 
 MIN_ELEMENTS = 1 << 18
-"""Of a matrix that torch packs. A product through torch takes about 8 µs longer, which only a large one outweighs; a
-small one is read through its kernel in less than a millisecond."""
+"""Size from which torch packs a matrix. A product through torch takes about 8 µs longer, which pays only for a large
+matrix; a small one is read through its kernel in less than a millisecond."""
 
 
 @cache
@@ -52,7 +52,7 @@ def install() -> None:
 
 def expose(model: nn.Module) -> int:
     """Let each layer of `model` that multiplies by a `PackedMatrix` call it directly: the check recognises it by its
-    type. Returns how many layers do. Called after each load, which packs anew."""
+    type. Returns how many layers do. Called after each load, which packs again."""
     exposed = 0
     for layer in model.modules():
         matrix = _packed_by(vars(layer).get("cpu_linear"))

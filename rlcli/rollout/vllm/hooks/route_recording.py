@@ -43,7 +43,7 @@ class ExpertRunner(Protocol):
 
 class RouteRecorder:
     """Records what one worker of vLLM computes, from now on. Raises `SetupError` if its model has no experts, or its
-    routers cannot be heard."""
+    routers cannot be recorded."""
 
     def __init__(self, worker: Worker) -> None:
         self._runner = worker.model_runner
@@ -99,5 +99,5 @@ def _routers(model: nn.Module) -> list[Router]:
     if not routers:
         raise SetupError("rollout.replay_routes: the engine's model has no experts", HINT)
     if not all(hasattr(router, "set_capture_fn") for router in routers):
-        raise SetupError("rollout.replay_routes: this release of vLLM does not tell which experts it chooses", HINT)
+        raise SetupError("rollout.replay_routes: this release of vLLM does not report which experts it chooses", HINT)
     return routers

@@ -1,10 +1,10 @@
 """Speculative decoding without a second model: drafts are copied from earlier continuations of the same tokens.
 
-vLLM proposes the drafts and computes the logits of all of them in one forward pass. What is drawn from these logits is
-decided here: each position is drawn as without drafts, by the noise of (seed, position), and drafts are kept as long as
-they equal what was drawn. A draft is a fixed token d, so this accepts it with the target's probability p(d), and a
+vLLM proposes the drafts and computes the logits of all of them in one forward pass. Sampling is done here:
+each position is sampled as without drafts, by the noise of (seed, position), and drafts are kept as long as they equal
+the sampled tokens. A draft is a fixed token d, so this accepts it with the target's probability p(d), and a
 rejected one is replaced by a token from p without d: the rule of Leviathan et al. (2022, arXiv:2211.17192) for such a
-draft. Besides, the tokens are those that the same seeds give without drafts, but for rounding.
+draft. Besides, the tokens are those that the same seeds give without drafts, except for rounding.
 
 vLLM 0.32's own rule is replaced for a second reason: on CPUs its kernel `expand_kernel` writes the temperatures into a
 copy, so that the result holds uninitialised memory, and log-probs are nats off at any temperature above 0.
@@ -137,9 +137,9 @@ def processed(
 
 def accepted(sampled: Tensor, drafts: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
     """The tokens that each request gets, int64 `[requests, most rows]` with −1 for none, and the row of each place, of
-    the same shape: of a request its drawn tokens up to the first that differs from its draft, or all of them.
+    the same shape: of a request its sampled tokens up to the first that differs from its draft, or all of them.
 
-    drawn: int64 `[rows]`, of each request one for each draft and one more. drafts: `[drafts]`, without the one more.
+    sampled: int64 `[rows]`, of each request one for each draft and one more. drafts: `[drafts]`, without the one more.
 
     >>> import torch
     >>> accepted(torch.tensor([5, 6, 7, 8]), torch.tensor([5, 9]), [3, 1])[0].tolist()

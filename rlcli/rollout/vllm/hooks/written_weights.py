@@ -1,7 +1,7 @@
 """Weights that vLLM's reload leaves as they were, written into its parameters.
 
 vLLM's loader for GPT-OSS copies sinks, experts and their biases into its parameters itself. While it reloads, these are
-stand-ins without memory, and so nothing changes, without a word: the parameters with which it computes come back after
+stand-ins without memory, and so nothing changes, silently: the parameters with which it computes come back after
 it. They are written here instead, while the others are loaded, so that no weight is held twice.
 """
 
@@ -24,7 +24,7 @@ NAMES = {
 }
 """Endings of names in checkpoints, and in vLLM's releases."""
 ADDED = ".mlp.experts.down_proj_bias"
-"""What all ranks' outputs together get once: the first rank has it, and the others zeros."""
+"""Weight that is added once to the sum of all ranks' outputs: the first rank has it, and the others zeros."""
 
 
 class WrittenWeights:

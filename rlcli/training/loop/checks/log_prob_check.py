@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rlcli.algorithms.correction.log_prob_check import (
-    Comparison,
+    LogProbComparison,
     Moments,
     Statistic,
     joined,
@@ -115,15 +115,15 @@ class LogProbCheck:
                 rounded = self.policy.call(WorkerCalls.trainer_log_probs, rows, self.unit, step)
                 self._noise = self.noise.scaled(NOISE_DECAY) + Moments.of(_table(rounded, self._trainer))
 
-    def check(self, step: int, samples: Sequence[Comparison | None], *, counts: bool = True) -> dict[str, float]:
+    def check(self, step: int, samples: Sequence[LogProbComparison | None], *, counts: bool = True) -> dict[str, float]:
         """After a weight sync: the metrics. Raises RunFailed, or warns, if engine and trainer disagree. samples: what
         the workers compared of the step's samples. counts: the sync ends a step; otherwise (at the start, or after a
         return to a checkpoint) later checks do not know of it."""
         if self.mode == "off":
             return {}
-        new = sum(filter(None, samples), Comparison.of(joined([])))
+        new = sum(filter(None, samples), LogProbComparison.of(joined([])))
         if self._probes and self._rows:
-            new += Comparison.of(self._probed(step))
+            new += LogProbComparison.of(self._probed(step))
         moments = self.moments.scaled(DECAY) + new.moments if new.moments.samples else self.moments
         if counts:
             self.moments, self.noise = moments, self._noise
@@ -186,4 +186,4 @@ def _table(trainer: list[np.ndarray], engine: list[np.ndarray]) -> np.ndarray:
     import numpy as np
 
     lengths = np.array([len(row) for row in trainer])
-    return sample_table(np.concatenate(trainer), np.concatenate(engine), lengths, drawn=False)
+    return sample_table(np.concatenate(trainer), np.concatenate(engine), lengths, sampled=False)

@@ -112,13 +112,13 @@ def comparing(takes_the_first: bool) -> Callable[[dict[str, str], list[dict[str,
 def test_a_judge_that_compares_is_audited_in_both_orders(capsys: pytest.CaptureFixture[str], data: Path) -> None:
     with judging() as server:
         server.decide = comparing(takes_the_first=False)
-        report, _ = audited(capsys, server, data, "--json", expect=0, options=", rivals=1")
+        report, _ = audited(capsys, server, data, "--json", expect=0, options=", other_responses=1")
         assert (report["agreement"], report["flips"], report["length_shift"]) == (1.0, 0.0, 0.0)
         server.decide = comparing(takes_the_first=True)
-        _, text = audited(capsys, server, data, expect=1, options=", rivals=1, cache=false")
+        _, text = audited(capsys, server, data, expect=1, options=", other_responses=1, cache=false")
         assert "the order decides 100% of the pairs, more than 10%" in text
         assert "pairs decided by their order 100.0%" in text
         labelled = data.with_name("labelled.jsonl")
         labelled.write_text(json.dumps({"completion": "4", "ground_truth": "4", "label": True}) + "\n")
-        _, text = audited(capsys, server, labelled, expect=2, options=", rivals=1")
+        _, text = audited(capsys, server, labelled, expect=2, options=", other_responses=1")
         assert "no question has a right and a wrong response" in text

@@ -253,7 +253,7 @@ def test_many_equal_tokens_of_a_prompt_are_shown_as_one(visit: Any, report: str)
     )
     assert page.locator(".token").all_inner_texts() == ["a", "b", "b", "<pad> × 20,000 ", *"xxxxxxxxx"]
     page.locator(".token").nth(3).click()
-    assert page.inner_text(".detail").startswith('3 to 20002 "<pad>" not drawn')
+    assert page.inner_text(".detail").startswith('3 to 20002 "<pad>" not sampled')
     page.keyboard.press("ArrowRight")
     assert page.inner_text(".detail").startswith('20003 "x" entropy 1')
 

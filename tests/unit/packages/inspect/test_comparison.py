@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rlcli_inspect.report.comparison import MAX_STEPS, Comparison, compare
+from rlcli_inspect.report.comparison import MAX_STEPS, RunComparison, compare
 from rlcli_inspect.report.curves import MAX_POINTS, curves_of
 
 from rlcli.cli.main import main
@@ -66,7 +66,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     )
 
 
-def curve(comparison: Comparison, title: str, x: str) -> dict[str, list[list[float]]]:
+def curve(comparison: RunComparison, title: str, x: str) -> dict[str, list[list[float]]]:
     match = next(c for c in comparison.as_dict()["curves"] if (c["title"], c["x"]) == (title, x))
     return {series["run"]: series["points"] for series in match["series"]}
 

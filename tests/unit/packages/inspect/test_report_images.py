@@ -19,7 +19,7 @@ from rlcli_inspect.report.page_api import Api
 from rlcli_inspect.report.static_report import MB, write_report
 
 from rlcli.data.sample_files import sample_row, write_samples
-from rlcli.data.step_images import beside, write_images
+from rlcli.data.step_images import images_path, write_images
 from rlcli.errors import RlcliError
 from rlcli.images.decoding import size_of
 from rlcli.images.image_descriptions import described
@@ -107,7 +107,7 @@ def test_what_an_environment_showed_is_beside_its_step(run: Path, tmp_path: Path
     folder = run / "samples" / "step-000003"
     write_samples(folder / "rank-0.parquet", 3, [row])
     copies = {image_digest(other): thumbnail(other), image_digest(b"broken"): b"broken"}
-    write_images(beside(folder / "rank-0.parquet"), copies)
+    write_images(images_path(folder / "rank-0.parquet"), copies)
     (folder / "pictures-1.parquet").write_bytes(b"damaged")
     pq.write_table(pa.table({"digest": [image_digest(lost)], "image": ["text"]}), folder / "pictures-2.parquet")
     pq.write_table(pa.table({"other": [1]}), folder / "pictures-3.parquet")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from rlcli_planner.launch import engine_sleep
 from rlcli_planner.launch.engine_sleep import with_least_sleep
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 
 from rlcli.launch.prepared_run import Prepared
 from tests.contexts import context_of
 from tests.planner_settings import qwen_7b, setting
 
 
-def prepared(target: Setting, device: str) -> Prepared:
+def prepared(target: RunPlanInput, device: str) -> Prepared:
     """A run of which nothing is known but its configuration and its device."""
     unknown: dict[str, Any] = dict.fromkeys(("prompts", "held_out", "parameters"))
     return Prepared(context_of(target.config, device=device), **unknown)

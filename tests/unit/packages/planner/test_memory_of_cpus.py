@@ -12,7 +12,7 @@ from rlcli_planner.fitting.solve import budget, cannot_fit, fits, sizes_on_cpu, 
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.model_shape import ModelShape, read_shape
 from rlcli_planner.phase_memory import checkpoint_bytes, phases
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 
 from tests.planner_settings import setting, totals
 
@@ -38,7 +38,7 @@ def smollm(tmp_path: Path) -> ModelShape:
     return read_shape(str(tmp_path))
 
 
-def on_laptop(shape: ModelShape, free_gib: float, *sets: str) -> Setting:
+def on_laptop(shape: ModelShape, free_gib: float, *sets: str) -> RunPlanInput:
     """A run on a machine with so much free memory."""
     run = setting(shape, "cpu", *WORDS, *sets)
     run = replace(run, prompt_tokens=28.0, longest_prompt=48)
@@ -46,7 +46,7 @@ def on_laptop(shape: ModelShape, free_gib: float, *sets: str) -> Setting:
     return replace(run, device=replace(run.device, memory=free_gib * GIB), kv_cache_bytes=cache)
 
 
-def lowered(run: Setting) -> tuple[Setting, bool]:
+def lowered(run: RunPlanInput) -> tuple[RunPlanInput, bool]:
     """The run with the sizes that it would choose, and whether it fits with them."""
     sizes = sizes_on_cpu(run, tokens=True, cache=True, recompute=True)
     changed = run.with_keys(

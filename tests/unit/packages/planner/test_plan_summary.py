@@ -10,7 +10,7 @@ import pytest
 from rlcli_planner.known_devices import GIB
 from rlcli_planner.launch.memory_auto import planned, with_sizes_for_cpus
 from rlcli_planner.launch.plan_summary import estimates, setting_of_run, summary
-from rlcli_planner.run_setting import ImageStats
+from rlcli_planner.plan_input import ImageStats
 
 from rlcli.config.load import resolve
 from rlcli.data.prompts.parquet_schema import row, write_rows

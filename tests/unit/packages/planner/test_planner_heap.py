@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rlcli_planner.heap_memory import rounding, size_class, wasted
 from rlcli_planner.phase_memory import TEMPORARY_PARTS, phases
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 
 from tests.planner_settings import qwen_7b, setting, totals
 
@@ -24,14 +24,14 @@ def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it() -> None:
     assert copied["update"] > without_copy["update"]  # what it took stays
 
 
-def passing_and_heap(run: Setting) -> tuple[dict[str, float], float]:
+def passing_and_heap(run: RunPlanInput) -> tuple[dict[str, float], float]:
     """The transient memory of an update, and the memory that the heap takes besides."""
     parts = next(phase.parts for phase in phases(run) if phase.name == "update")
     names = ("activations", "logits", "gradients", "gathered weights")
     return {name: parts.get(name, 0.0) for name in names}, parts["heap"]
 
 
-def rounded_up(run: Setting) -> float:
+def rounded_up(run: RunPlanInput) -> float:
     """By how many bytes the activations of an update are rounded up."""
     return rounding(run, run.policy)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rlcli_planner import pass_memory
 from rlcli_planner.known_devices import Device
 from rlcli_planner.model_shape import shape_of
-from rlcli_planner.run_setting import PromptStats, Setting, setting_of
+from rlcli_planner.plan_input import PromptStats, RunPlanInput, setting_of
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -60,7 +60,7 @@ def config_of(vocabulary: int) -> Any:
     )
 
 
-def setting_of_test(config: Any, samples: int, dtype: str, checkpointing: bool, rank: int) -> Setting:
+def setting_of_test(config: Any, samples: int, dtype: str, checkpointing: bool, rank: int) -> RunPlanInput:
     run = RunConfig.model_validate(
         {
             "model": {"dtype": dtype, "gradient_checkpointing": checkpointing},
@@ -210,7 +210,7 @@ def assert_predicted(
 
 def test_what_is_copied_from_other_modules_is_what_they_say() -> None:
     from rlcli_planner import activations, engine_memory
-    from rlcli_planner import run_setting as setting
+    from rlcli_planner import plan_input as setting
 
     from rlcli.model import packed
     from rlcli.model.mixture import expert_adapters

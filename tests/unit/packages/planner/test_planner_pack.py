@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 
 from rlcli.data.packer import WORTH_SHARING, Plan, plan_batches
 from tests.planner_settings import qwen_7b, setting
 
 
-def step(prompt: int, responses: list[int], run: Setting) -> tuple[Plan, list[int]]:
+def step(prompt: int, responses: list[int], run: RunPlanInput) -> tuple[Plan, list[int]]:
     """The packer's plan of these responses, and by sample its prompt."""
     rollout, train = run.config.rollout, run.config.train
     prompts = [sample // rollout.samples_per_prompt for sample in range(len(responses))]
@@ -28,7 +28,7 @@ def step(prompt: int, responses: list[int], run: Setting) -> tuple[Plan, list[in
     return plan, prompts
 
 
-def largest(prompt: int, responses: list[int], run: Setting) -> tuple[int, int, int]:
+def largest(prompt: int, responses: list[int], run: RunPlanInput) -> tuple[int, int, int]:
     """Most tokens, places in attention and response tokens of all micro-batches."""
     plan, prompts = step(prompt, responses, run)
     tokens, attention_tokens, answers = [], [], []

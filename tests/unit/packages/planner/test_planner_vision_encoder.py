@@ -13,7 +13,7 @@ from rlcli_planner.engine_memory import weights
 from rlcli_planner.forecast import forecast
 from rlcli_planner.model_shape import ModelShape, shape_of
 from rlcli_planner.phase_memory import PINNED, checkpoint_bytes, host_bytes
-from rlcli_planner.run_setting import ImageStats, Setting
+from rlcli_planner.plan_input import ImageStats, RunPlanInput
 from rlcli_planner.step_time import model_flops, times
 from rlcli_planner.vision_encoder import (
     PARTS,
@@ -188,7 +188,7 @@ def qwen_vl_7b() -> ModelShape:
     return shape_of(AutoConfig.for_model(**QWEN_VL_7B))
 
 
-def with_images(gpus: str, *sets: str, tokens: float = 1369.0, prompt: float = 1500.0) -> Setting:
+def with_images(gpus: str, *sets: str, tokens: float = 1369.0, prompt: float = 1500.0) -> RunPlanInput:
     """Prompts with one image of about a megapixel."""
     run = setting(qwen_vl_7b(), gpus, "data.max_prompt_tokens=2048", *sets)
     return replace(run, prompt_tokens=prompt, image_stats=ImageStats(tokens, 1.0 if tokens else 0.0))

@@ -12,7 +12,7 @@ from rlcli_planner.fitting import suggest
 from rlcli_planner.fitting.solve import fits, solved
 from rlcli_planner.fitting.suggest import suggest_layouts
 from rlcli_planner.known_devices import parse_gpus
-from rlcli_planner.run_setting import Setting
+from rlcli_planner.plan_input import RunPlanInput
 from rlcli_planner.step_time import step_seconds, times
 
 from rlcli.cli.main import main
@@ -21,7 +21,7 @@ from tests.planner_settings import QWEN_7B, qwen_7b, setting
 LONG = ("rollout.max_response_tokens=8192", "data.max_prompt_tokens=1024", "train.tokens_per_microbatch=9216")
 
 
-def seven(gpus: str, *sets: str) -> Setting:
+def seven(gpus: str, *sets: str) -> RunPlanInput:
     return setting(qwen_7b(), gpus, *LONG, *sets)
 
 

@@ -46,7 +46,7 @@ def test_what_names_no_model_is_one_line(option: Any, message: str) -> None:
 def test_an_address_is_that_of_the_model_and_the_same_for_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (served_models.ADDRESSES, served_models.KEY):
         monkeypatch.setenv(name, "")
-    with pytest.raises(VerifierError, match="nobody serves the model a"):
+    with pytest.raises(VerifierError, match="the model a is not served"):
         address_of("a")
     publish({"a": ("http://1", "http://2"), "b": ("http://3",)}, "key")
     addresses = {text: address_of("a", text) for text in map(str, range(20))}

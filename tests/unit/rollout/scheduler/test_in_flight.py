@@ -228,7 +228,7 @@ def test_a_checkpoint_has_what_is_under_way_and_interrupts_nothing() -> None:
         workers.load(2)
         plain, _ = source.state()
         assert workers.interrupted == [False]
-        partials = [partial for group in plain["waiting"] if group["open"] for partial in group["open"]["begun"]]
+        partials = [partial for group in plain["waiting"] if group["open"] for partial in group["open"]["partial"]]
         assert partials
         run.until(STEPS, first=2)
         rows = [row for step, batch in enumerate(run.batches, 1) for row in check(batch, step, 2)]

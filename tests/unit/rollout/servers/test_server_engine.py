@@ -507,10 +507,10 @@ def test_servers_join_and_leave_a_run(servers: Any, engine_of: Any, tmp_path: Pa
     engine = engine_of(server_a)
     synced(engine, 1.0)
     run = tmp_path / "run"
-    server_record.wish(run, "add", server_b.url)
+    server_record.request_change(run, "add", server_b.url)
     until(engine, lambda: engine._fleet.ready == 2)
     assert server_b.loaded["w"].tolist() == [1.0] * 4
-    server_record.wish(run, "remove", server_a.url)
+    server_record.request_change(run, "remove", server_a.url)
     until(engine, lambda: engine._fleet.ready == 1)
     request_count = len(server_a.requests)
     check_all(list(finished(engine, asked(6), SAMPLING)), 6)
@@ -527,7 +527,7 @@ def test_a_server_that_cannot_be_used_does_not_join(servers: Any, engine_of: Any
     good, other = servers(), servers()
     other.configured["hidden_size"] += 1
     engine = engine_of(good)
-    server_record.wish(tmp_path / "run", "add", other.url)
+    server_record.request_change(tmp_path / "run", "add", other.url)
     until(engine, lambda: "another model" in server_record.states(tmp_path / "run")[0]["servers"][-1]["why"])
     check_all(list(finished(engine, asked(4), SAMPLING)), 4)
 

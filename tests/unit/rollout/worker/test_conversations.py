@@ -236,19 +236,19 @@ def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: Tran
 
 def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: TransformersEngine, model: Path) -> None:
     report, rows, scorer = held(
-        engine, config_of(model), ["a", "b"], 3, verifier="math + 0.1 * own.py:ranked(rivals=2)"
+        engine, config_of(model), ["a", "b"], 3, verifier="math + 0.1 * own.py:ranked(other_responses=2)"
     )
     stops = engine.spec.stop_token_ids
     last_turns = [(row.last_turn.tobytes(), int(row.last_turn[-1] in stops)) for row in rows]
     groups = {"a": last_turns[:3], "b": last_turns[3:]}
-    rivals = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.requests}
-    assert rivals == {
+    others = {(name, tokens): fields["other_responses"] for name, tokens, fields in scorer.requests}
+    assert others == {
         (name, group[index][0]): [*group[index + 1 :], *group[:index]]
         for name, group in groups.items()
         for index in range(3)
     }
-    alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(rivals=2)")
-    assert [fields["rivals"] for _, _, fields in scorer.requests] == [[]]
+    alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(other_responses=2)")
+    assert [fields["other_responses"] for _, _, fields in scorer.requests] == [[]]
     assert (len(report.samples), len(alone.samples)) == (6, 1)
 
 

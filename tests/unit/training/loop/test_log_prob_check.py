@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison, sample_table
 from rlcli.errors import RunFailed
 from rlcli.training.loop.checks.log_prob_check import CALIBRATE_EVERY, NOISE_TOKENS, PROBE_TOKENS, LogProbCheck
 from tests.groups import CalledByName
@@ -35,14 +35,14 @@ class Workers(CalledByName):
             for tokens, prompt in rows
         ]
 
-    def compared(self) -> Comparison:
+    def compared(self) -> LogProbComparison:
         lengths = np.full(self.samples, 20)
         true = self.random.uniform(-4.0, -0.1, int(lengths.sum()))
         mine = self.factor * true + NOISE * self.random.standard_normal(len(true))
         other = true + NOISE * self.random.standard_normal(len(true))
         if self.broken:
             other[:1] = np.nan
-        return Comparison.of(sample_table(mine, other, lengths, drawn=False))
+        return LogProbComparison.of(sample_table(mine, other, lengths, sampled=False))
 
     def recent_rows(self, tokens: int) -> list[tuple[Any, int]]:
         assert tokens == NOISE_TOKENS

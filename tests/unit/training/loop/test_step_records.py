@@ -158,5 +158,5 @@ def test_a_disk_that_takes_nothing_costs_one_note(tmp_path: Path) -> None:
         records.flush()
         records.end(step)
     records.flush()
-    assert notes == ["token records: no; the run goes on without them"]
+    assert notes == ["token records: no; the run continues without them"]
     assert [json.loads(line)["step"] for line in (folder.path / "timeline.jsonl").read_text().splitlines()] == [1, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcli.algorithms.correction.log_prob_check import Comparison, sample_table
+from rlcli.algorithms.correction.log_prob_check import LogProbComparison, sample_table
 from rlcli.data.trajectories import Trajectory
 from rlcli.training.worker.log_prob_record import LogProbRecord, sampled_by
 from rlcli.training.worker.train_batch import TokenColumns
@@ -29,7 +29,7 @@ def micro_of(*rows: Trajectory) -> Any:
     return SimpleNamespace(empty=False, rows=rows, tokens=TokenColumns(rollout_log_probs=engine))
 
 
-def assert_equal(actual: Comparison, other: Comparison) -> None:
+def assert_equal(actual: LogProbComparison, other: LogProbComparison) -> None:
     np.testing.assert_array_equal(actual.moments.sums, other.moments.sums)
     np.testing.assert_array_equal(actual.moments.products, other.moments.products)
     assert (actual.worst_sample, actual.largest) == (other.worst_sample, other.largest)
@@ -44,8 +44,8 @@ def test_only_tokens_of_the_current_weights_are_compared() -> None:
         micro_of(trajectory(2, (3, 6), (2, 7)), trajectory(1, (4, 6)), trajectory(1, (1, 7))), -torch.arange(10.0)
     )
     assert record.tokens == 3
-    table = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), drawn=True)
-    assert_equal(record.comparison(), Comparison.of(table))
+    table = sample_table(np.array([-3.0, -4.0, -9.0]), np.full(3, -1.0), np.array([2, 0, 1]), sampled=True)
+    assert_equal(record.comparison(), LogProbComparison.of(table))
     assert record.comparison().tokens == 0, "each token is compared once"
 
 

@@ -68,7 +68,7 @@ class PromptStats:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunPlanInput:
     """The planner's input."""
 
     config: RunConfig
@@ -80,11 +80,11 @@ class Setting:
     critic: ModelShape | None
     """Shape of the critic; None if there is none. A process reward model has the shape of a policy."""
     algorithm: Algorithm
-    """The algorithm, which tells which passes a step needs."""
+    """The algorithm, which determines the passes that a step needs."""
     prompt_tokens: float
     """Mean length of a prompt if the data was read, else the maximum."""
     kv_cache_bytes: int | None
-    """Of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
+    """KV cache of one engine, if it is set or sized to the workload; None: determined by gpu_memory_utilization."""
     teachers: tuple[ModelShape, ...] = ()
     """Shapes of the teachers."""
     image_stats: ImageStats = ImageStats()
@@ -94,11 +94,11 @@ class Setting:
     given_response_tokens: float | None = None
     """Mean length of the responses that the data gives (`data.response`); None if it gives none, or was not read."""
 
-    def with_keys(self, **sections: Mapping[str, ConfigValue]) -> Setting:
+    def with_keys(self, **sections: Mapping[str, ConfigValue]) -> RunPlanInput:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
         return replace(self, config=self.config.changed(**sections))
 
-    def with_dedicated_workers(self, workers: int) -> Setting:
+    def with_dedicated_workers(self, workers: int) -> RunPlanInput:
         """The setting of dedicated workers of a critic or of teachers."""
         return self.with_keys(cluster={"workers": workers}, parallel={"replicate": 1, "expert": 1})
 
@@ -210,7 +210,7 @@ class Setting:
 
     @property
     def response_tokens(self) -> float:
-        """Of a sample: the maximum, or the mean of the given ones."""
+        """Response tokens of a sample: the maximum, or the given mean."""
         if self.given_response_tokens is None:
             return self.config.rollout.max_response_tokens
         return self.given_response_tokens
@@ -254,7 +254,7 @@ class Setting:
         )
 
     def passing(self, *, trained_whole: bool = False) -> Pass:
-        """How a pass through the policy runs; trained_whole: through the critic, which has no adapter."""
+        """Settings of a pass through the policy; trained_whole: through the critic, which has no adapter."""
         config = self.config
         checkpointing = config.model.gradient_checkpointing
         return Pass(
@@ -340,7 +340,7 @@ def setting_of(
     prompts: PromptStats | None = None,
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
-) -> Setting:
+) -> RunPlanInput:
     """The setting of a run. prompts: lengths of its data; None: prompts are as long as allowed, and consist of image
     tokens if the model accepts images. Raises an RlcliError that names a model or an algorithm that cannot be used."""
     policy = read(config.model.path)
@@ -355,7 +355,7 @@ def setting_of(
     if prompts is None:
         longest = config.data.max_prompt_tokens
         prompts = PromptStats(longest, ImageStats(longest, 1.0) if policy.vision_encoder is not None else ImageStats())
-    return Setting(
+    return RunPlanInput(
         config=config,
         device=device,
         policy=policy,
