@@ -64,7 +64,7 @@ ONE, SMALL = "rollout.samples_per_prompt=1", "train.tokens_per_microbatch=4000"
             "teacher.path = t, but algorithm.advantage = grpo and algorithm.loss = ppo use no",
         ),
         ("opd", ["teacher.path=t", *FORWARD], "teacher.top_k = 0: algorithm.loss = opd_forward compares the teacher's"),
-        ("opd", ["teacher.path=t", "teacher.top_k=4"], "teacher.top_k = 4, but algorithm.loss = ppo compares drawn"),
+        ("opd", ["teacher.path=t", "teacher.top_k=4"], "teacher.top_k = 4, but algorithm.loss = ppo compares sampled"),
         ("sft", ["teacher.path=t", "algorithm.advantage=opd"], "no rewards for algorithm.advantage = opd; give one"),
         ("grpo", ["critic.workers=1", "algorithm.advantage=best_of_group"], "best_of_group has no value model"),
     ],
