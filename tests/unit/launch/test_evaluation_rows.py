@@ -50,8 +50,8 @@ def prepared(
 def test_repeated_rows_and_rows_that_are_evaluated_too_are_counted(model: Path, tmp_path: Path) -> None:
     _, notes = prepared(model, tmp_path, ["1+1=", "2+2=", "1+1=", "1+1="], ["1+1=", "3+3=", "3+3="])
     assert notes == [
-        "2 of 4 training rows repeat the prompt of another one: each row is drawn once an epoch, as a group of its "
-        "own, so that a prompt weighs as much as it has rows",
+        "2 of 4 training rows repeat the prompt of another one: each row is drawn once an epoch, as a separate "
+        "group, so that a prompt weighs as much as it has rows",
         "evaluation: 3 rows are 2 prompts: rows with equal prompt and ground truth count as samples of one prompt",
         "3 of 4 training rows are evaluated too (the same prompt): the evaluation shows what was memorised; take them "
         "out with: rlcli prep … --decontaminate EVALUATION",
