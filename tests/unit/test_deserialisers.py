@@ -86,6 +86,7 @@ ALLOWED = {
 """File → what it uses → why no file or message of somebody else comes there, or why it can do nothing."""
 
 WITH_ARGUMENT = {"torch.load": ("weights_only", True), "numpy.load": ("allow_pickle", False)}
+
 PLAIN = {"GenerationConfig", "LoraConfig", "PeftModel", "Qwen2VLImageProcessorPil", "GotOcr2ImageProcessorPil"}
 """Their `from_pretrained` loads no code of a model's folder, and takes no `trust_remote_code`."""
 
