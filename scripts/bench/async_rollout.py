@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +35,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from _common import interleaved, write_json
-from _quickstart import evaluations, rlcli
 from _step_work import make_model
 from numpy.typing import NDArray
 
@@ -397,21 +397,15 @@ def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         warm = warm_start(arguments.cache or folder / "cache", Sums(data), seed)
         for staleness in STALENESS:
             run_folder = folder / f"run-{seed}-{staleness}"
-            path_options = (
-                "--model",
-                str(warm.path),
-                "--data",
-                str(data),
-                "--eval-data",
-                str(data),
-                "--out",
-                str(run_folder),
-            )
+            paths = ("--model", warm.path, "--data", data, "--eval-data", data, "--out", run_folder)
             sets = ["rollout.workers=1", f"async.staleness={staleness}", "evaluation.every=5", "checkpoint.every=0"]
             words = [word for text in sets for word in ("--set", text)]
-            result, _ = rlcli("train", "quickstart", *path_options, "--seed", str(seed), "--workers", "1", *words)
+            command = [sys.executable, "-P", "-m", "rlcli.cli.main", "train", "quickstart", *map(str, paths), *words]
+            command += ["--seed", str(seed), "--workers", "1", "--json"]
+            result = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
             lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-            curve = {step: report["mean"] for step, report in evaluations(result).items()}
+            reports = {int(step): report["pass"]["pass@1"] for step, report in result["evaluations"].items()}
+            curve = {step: reports[step]["mean"] for step in sorted(reports)}
             until = min((step for step, accuracy in curve.items() if accuracy >= TARGET), default=None)
             spent = [line["time/step_s"] for line in lines if line["step"] and (until is None or line["step"] <= until)]
             facts = {"seed": seed, "staleness": staleness, "steps": until, "seconds": sum(spent) if until else None}

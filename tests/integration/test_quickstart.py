@@ -30,7 +30,7 @@ def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     assert "signals of reward hacking: none" in done.stderr
 
 
-@pytest.mark.exhaustive  # scripts/proofs/quickstart_tasks.py, five seeds
+@pytest.mark.exhaustive  # docs/performance.md has five seeds
 def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--task", "tools", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--steps", "2")
     shown = cli(*words, timeout=600).stdout
@@ -44,7 +44,7 @@ def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, t
     assert initial_index < final_index < shown.index("pass@1 (greedy)") < shown.index("rlcli env try calculator")
 
 
-@pytest.mark.exhaustive  # scripts/proofs/quickstart_tasks.py, three seeds
+@pytest.mark.exhaustive  # docs/performance.md has three seeds
 def test_shapes_are_counted_after_looking(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--task", "shapes", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--json")
     result = json.loads(cli(*words, "--steps", "20", timeout=600).stdout)

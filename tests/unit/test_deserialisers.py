@@ -82,20 +82,10 @@ ALLOWED = {
         ".all_gather_object": "its own processes",
         ".broadcast_object_list": "its own processes",
     },
-    "scripts/proofs/_layouts_product.py": {
-        ".all_gather_object": "its own processes",
-        "torch.load": "files that the proof has just written",
-    },
-    "scripts/proofs/layouts.py": {
-        "torch.multiprocessing.get_context": "its own processes",
-        "torch.multiprocessing.start_processes": "its own processes",
-    },
 }
 """File → what it uses → why no file or message of somebody else comes there, or why it can do nothing."""
 
 WITH_ARGUMENT = {"torch.load": ("weights_only", True), "numpy.load": ("allow_pickle", False)}
-WITHOUT = {"scripts/proofs/_layouts_product.py"}
-"""Its files hold objects of the proof's own."""
 
 PLAIN = {"GenerationConfig", "LoraConfig", "PeftModel", "Qwen2VLImageProcessorPil", "GotOcr2ImageProcessorPil"}
 """Their `from_pretrained` loads no code of a model's folder, and takes no `trust_remote_code`."""
@@ -193,7 +183,7 @@ def test_tensors_and_arrays_are_read_without_pickles() -> None:
                 keywords = {
                     each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)
                 }
-                if keywords.get(wanted[0]) is not wanted[1] and file not in WITHOUT:
+                if keywords.get(wanted[0]) is not wanted[1]:
                     wrong.append(f"{file}:{node.lineno}")
     assert wrong == []
 

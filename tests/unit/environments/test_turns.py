@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcli.data.prompts import chat_template
+from rlcli.data.trajectories import Trajectory
 from rlcli.environments.template_contract import TOOLS
 from rlcli.environments.turn_tokens import Appended, TurnTemplate
 from rlcli.errors import ModelError
@@ -110,6 +112,36 @@ def test_random_conversations_equal_one_rendering(template: str, by_words: bool)
         assert tokenizer.decode(ids) == tokenizer.decode(rendered)
         if by_words:
             assert ids == rendered
+
+
+def test_random_conversations_with_a_tool_equal_one_rendering() -> None:
+    """What the policy drew, and nothing else, has mask 1; control tokens that the tool writes are text."""
+    tokenizer = bpe_tokenizer_with(of.HERMES)
+    turns, draw = TurnTemplate(tokenizer, [tokenizer.convert_tokens_to_ids("<|im_end|>")], TOOLS), random.Random(0)
+    for _ in range(40):
+        messages: list[Any] = [{"role": "user", "content": text_from(draw)}]
+        trajectory = Trajectory.of_prompt(np.array(turns.first(messages), np.int32))
+        mask = [False] * len(trajectory.tokens)
+        for _ in range(draw.randint(1, 5)):
+            turn = {"role": "assistant", "content": text_from(draw)}
+            reply = {"role": "user", "content": text_from(draw) + draw.choice(["", "<|im_end|>"])}
+            if draw.random() < 0.5:
+                call = {
+                    "type": "function",
+                    "function": {"name": "add", "arguments": {"a": draw.randint(0, 99), "b": 2}},
+                }
+                turn |= {"content": "", "tool_calls": [call | {"id": "call00001"}]}
+                reply |= {"role": "tool", "name": "add", "tool_call_id": "call00001"}
+            drawn = turns.trimmed([*messages, turn])[len(mask) :]
+            dropped, appended = turns.append(drawn, [reply])
+            assert dropped == 0
+            log_probs = np.zeros(len(drawn), np.float32)
+            trajectory = trajectory.extended("policy", np.array(drawn, np.int32), log_probs, 1, "stop")
+            trajectory = trajectory.extended("environment", np.array(appended, np.int32))
+            mask += [True] * len(drawn) + [False] * len(appended)
+            messages += [turn, dict(turns.harmless(reply))]
+        assert trajectory.tokens.tolist() == turns.first(messages)
+        assert trajectory.response_mask.tolist() == mask
 
 
 def text_from(draw: random.Random) -> str:

@@ -1,4 +1,4 @@
-"""Adapters of other projects' environments, without their packages, which scripts/proofs/adapters.py installs."""
+"""Adapters of other projects' environments, without their packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rlcli.environments.environment import ENVIRONMENTS, EnvironmentFailed, Open
 from rlcli.environments.environment_host import EnvironmentHost, EnvironmentSpec
 from tests.vision_fixtures import encoded
 
-ROOT = Path(__file__).parents[4]
 FOREIGN = '''
 import random
 
@@ -231,12 +230,6 @@ def make(env_id):
     with EnvironmentHost(EnvironmentSpec(f"{module_file}:Gem", {"env_id": "rg:sums"})) as host, refused:
         play(host, ROW, 0, said(code))
     assert not marker.exists()
-
-
-def test_the_proof_plays_a_case_that_needs_no_package(tmp_path: Path) -> None:
-    proof = runpy.run_path(str(ROOT / "scripts" / "proofs" / "adapters.py"))
-    episode = proof["played"]("reasoning_gym", proof["CASES"]["reasoning_gym"], tmp_path)
-    assert (episode.turns, episode.reward, episode.wrong) == (3, 0.0, "")
 
 
 @pytest.mark.long

@@ -1,13 +1,13 @@
-"""The runs of layouts.py: the product's own roles and backend, in one layout of the processes that are there.
+"""Any layout of one, two or four processes trains as plain torch in one process does, by the roles of a worker.
 
-`Exact`, `.double()` and `reduced_as_float32` are all that makes it compute in float64: FSDP2 takes the dtype of the
+`Exact`, `.double()` and `reduced_as_float32` are all that makes them compute in float64: FSDP2 takes the dtype of the
 parameters when they are first gathered, and AdamW when it first steps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +16,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import ray
 import torch
 import torch.distributed as dist
-from _layouts_plain import (
+import torch.multiprocessing as mp
+from plain_updates import (
     BETAS,
     DECAY,
     FEATURES,
@@ -30,8 +32,10 @@ from _layouts_plain import (
     Exact,
     Feature,
     UpdateRecord,
+    make_models,
     plain,
 )
+from test_model_sharded import free_port
 from torch import Tensor
 from transformers.utils import logging
 
@@ -43,7 +47,6 @@ from rlcli.data.sample_shard import ShardBuilder
 from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.decoder import gathered as gathered_weights
-from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import is_adapter
 from rlcli.model.parallel import fsdp_sharding
 from rlcli.model.parallel.parallel_dims import ParallelDims
@@ -52,9 +55,10 @@ from rlcli.training.worker.fsdp_backend import FsdpBackend, FsdpLoader
 from rlcli.training.worker.policy_role import PolicyRole
 from rlcli.training.worker.train_batch import TrainBatch
 
+pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
-SAVED = ("all, policy", "all, adapter", "all, critic")
-"""Features whose state is saved in each layout and loaded in each other one."""
+TRAINED = ["policy", "adapter", "critic"]
+QUANTITIES = ("loss", "norm", "gradients", "weights")
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,13 @@ class Case:
     """Work of a process group."""
 
     folder: Path
-    """Folder of the models, references and saved states."""
+    """Folder of the models and references."""
     kind: str
     """Architecture of the models: dense or experts."""
     dtype: torch.dtype
     """Dtype of the computation."""
     features: tuple[str, ...]
     """Keys of FEATURES."""
-    loads: bool
-    """Load existing states instead of computing and saving them."""
 
     def exactly(self) -> Any:
         return Exact() if self.dtype == torch.float64 else nullcontext()
@@ -155,7 +157,7 @@ class Training:
             return backend
 
         torch.manual_seed(0)
-        with patch.object(fsdp_sharding, "WHOLE_BYTES", fsdp_sharding.WHOLE_BYTES if feature.gathered_whole else 0):
+        with patch.object(fsdp_sharding, "WHOLE_BYTES", 0):  # layer by layer, as large models are
             self.role: Any = PolicyRole(config, CPU, load) if feature.kind == "policy" else CriticRole(config, load)
         self.backend: FsdpBackend = self.role.policy if feature.kind == "policy" else self.role.model
         self.backend.optimizer.register_step_pre_hook(self._keep)
@@ -201,10 +203,6 @@ class Training:
         """The trained ones, whole, in float64."""
         return gathered((name, weight) for name, weight in self._trained())
 
-    def state(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds, whole, in float64."""
-        return gathered(self.backend.state("own").items())
-
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, weight) for name, weight in self.backend.model.lm.named_parameters() if weight.requires_grad)
 
@@ -244,11 +242,10 @@ def gathered(tensors: Any) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in gathered_weights(tensors, torch.float64)}
 
 
-def largest_difference(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The largest ‖actual − wanted‖ / ‖wanted‖, and of which tensor; a tensor of zeros must be one."""
+def largest_difference(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """The largest ‖actual − wanted‖ / ‖wanted‖ of a tensor; a tensor of zeros must be one."""
     assert actual.keys() == wanted.keys(), actual.keys() ^ wanted.keys()
-    worst = [(_relative(actual[name], wanted[name]), name) for name in wanted]
-    return max(worst)
+    return max(_relative(actual[name], wanted[name]) for name in wanted)
 
 
 def _relative(actual: Tensor, wanted: Tensor) -> float:
@@ -256,59 +253,26 @@ def _relative(actual: Tensor, wanted: Tensor) -> float:
     return off / size if size else off
 
 
-def compared(training: Training, losses: list[tuple[float, float]], wanted: UpdateRecord, first: int) -> dict[str, Any]:
-    """Relative differences of losses, norms and gradients from the update `first` on."""
-    updates = range(first, first + len(losses))
-    gradients = [largest_difference(training.gradients[update - first], wanted.gradients[update]) for update in updates]
-    return {
-        "loss": max(_number(loss, wanted.losses[update]) for (loss, _), update in zip(losses, updates, strict=True)),
-        "norm": max(_number(norm, wanted.norms[update]) for (_, norm), update in zip(losses, updates, strict=True)),
-        "gradients": max(gradients)[0],
-        "worst gradient": max(gradients)[1],
-    }
-
-
-def _number(actual: float, wanted: float) -> float:
-    return abs(actual - wanted) / abs(wanted)
-
-
 def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, Any]:
-    """A feature in a layout, compared with the reference, which one process computes. Saves its state for others."""
-    feature = FEATURES[name]
-    training = Training(case, feature, loader, rank)
+    """Largest relative differences of a feature in a layout from the reference, which one process computes."""
+    training = Training(case, FEATURES[name], loader, rank)
     reference = case.folder / f"{case.kind}, {name}.pt"
-    if dist.get_world_size() == 1 and not reference.exists():
+    if dist.get_world_size() == 1:
         adapter = {name: weight for name, weight in training.initial.items() if is_adapter(name)}
-        torch.save(plain(case.folder / case.kind, feature, adapter), reference)
+        torch.save(plain(case.folder / case.kind, FEATURES[name], adapter), reference)
     wanted: UpdateRecord = torch.load(reference, weights_only=False)
     training.prepare()
-    losses = [training.update() for _ in range(STEPS - 1)]
-    weights, tensor = largest_difference(training.weights(), wanted.weights)
-    differences = compared(training, losses, wanted, 0) | {"weights": weights, "worst weight": tensor}
-    if name in SAVED:
-        folder = state_folder(case, name, name_of(loader.mesh.dims))
-        save_state(training.backend.state("own"), {}, folder, dist.group.WORLD)
-        state = training.state()
-        if rank == 0:
-            torch.save(state, folder / "whole.pt")
+    losses, norms = zip(*(training.update() for _ in range(STEPS)), strict=True)
     micros = training.batch.minibatches[0]
-    return differences | {"micro-batches": len(micros), "idle": any(micro.empty for micro in micros)}
-
-
-def loads(case: Case, name: str, saver: Path, loader: FsdpLoader, rank: int) -> dict[str, Any]:
-    """Load the state that another layout saved and compare it; then compare the last update with the reference's."""
-    training = Training(case, FEATURES[name], loader, rank)
-    training.prepare()  # with the weights of the start, as in the run that was saved
-    training.backend.load_state(saver, "own")
-    loaded, _ = largest_difference(training.state(), torch.load(saver / "whole.pt"))
-    wanted: UpdateRecord = torch.load(case.folder / f"{case.kind}, {name}.pt", weights_only=False)
-    differences = compared(training, [training.update()], wanted, STEPS - 1)
-    weights, tensor = largest_difference(training.weights(), wanted.last)
-    return differences | {"loaded": loaded, "weights": weights, "worst weight": tensor, "from": saver.name}
-
-
-def state_folder(case: Case, name: str, layout: str) -> Path:
-    return case.folder / "states" / case.kind / name / layout
+    gradients = [largest_difference(*pair) for pair in zip(training.gradients, wanted.gradients, strict=True)]
+    return {
+        "loss": max(abs(loss / expected - 1) for loss, expected in zip(losses, wanted.losses, strict=True)),
+        "norm": max(abs(norm / expected - 1) for norm, expected in zip(norms, wanted.norms, strict=True)),
+        "gradients": max(gradients),
+        "weights": largest_difference(training.weights(), wanted.weights),
+        "micro-batches": len(micros),
+        "idle": any(micro.empty for micro in micros),
+    }
 
 
 def act(rank: int, world: int, port: int, case: Case, results: str) -> None:
@@ -317,18 +281,65 @@ def act(rank: int, world: int, port: int, case: Case, results: str) -> None:
     logging.disable_progress_bar()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     with reduced_as_float32():
-        rows = [row for dims in layouts(case.kind, world) for row in runs(case, dims, rank)]
+        loaders = [FsdpLoader(RunConfig(), torch.float32, CPU, dims) for dims in layouts(case.kind, world)]
+        rows = [
+            {"kind": case.kind, "layout": name_of(loader.mesh.dims), "world": world, "feature": name}
+            | trains(case, name, loader, rank)
+            for loader in loaders
+            for name in case.features
+        ]
     Path(f"{results}-{rank}.json").write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def runs(case: Case, dims: ParallelDims, rank: int) -> Iterator[dict[str, Any]]:
-    loader = FsdpLoader(RunConfig(), torch.float32, CPU, dims)
-    about = {"kind": case.kind, "layout": name_of(dims), "world": dist.get_world_size(), "rank": rank}
-    for name in case.features:
-        if not case.loads:
-            yield about | {"feature": name} | trains(case, name, loader, rank)
-        elif name in SAVED:
-            for saver in sorted(state_folder(case, name, "").iterdir()):
-                yield about | {"feature": name} | loads(case, name, saver, loader, rank)
+def differences(
+    folder: Path, kinds: Sequence[str], world: int, features: Sequence[str], dtype: torch.dtype
+) -> list[dict[str, Any]]:
+    """What `trains` returns, for each rank of each layout of one process and of `world`."""
+    # Each group forks from one process that has imported, which takes longer than most runs.
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    rows: list[dict[str, Any]] = []
+    for kind in kinds:
+        make_models(folder / kind, kind == "experts")
+        for size in (1, world):
+            results = str(folder / f"{kind}-{size}")
+            case = Case(folder, kind, dtype, tuple(features))
+            mp.start_processes(act, (size, free_port(), case, results), nprocs=size, start_method="forkserver")
+            rows += [row for rank in range(size) for row in json.loads(Path(f"{results}-{rank}.json").read_text())]
+    return rows
+
+
+def layouts_of(rows: list[dict[str, Any]], world: int) -> set[tuple[str, str]]:
+    return {(row["kind"], row["layout"]) for row in rows if row["world"] == world}
+
+
+def most(rows: list[dict[str, Any]]) -> float:
+    return max(row[name] for row in rows for name in QUANTITIES)
+
+
+@pytest.mark.exhaustive  # the same in float32 runs in CI
+def test_two_processes_train_as_one_in_float64(tmp_path: Path) -> None:
+    """All layouts, of which some leave a rank idle."""
+    rows = differences(tmp_path, ["dense"], 2, ["adapter", "critic"], torch.float64)
+    rows += differences(tmp_path, ["experts"], 2, ["policy"], torch.float64)
+    dense = {("dense", name) for name in ("shard 2", "context 2", "replicate 2")}
+    experts = {("experts", name) for name in ("shard 2 × expert 2", "context 2 × expert 2")}
+    assert layouts_of(rows, 2) == dense | experts
+    assert all(row["micro-batches"] > 1 for row in rows)
+    assert {row["layout"] for row in rows if row["idle"]} >= {"shard 2", "replicate 2", "shard 2 × expert 2"}
+    assert most(rows) <= 1e-10, max(rows, key=lambda row: most([row]))
+
+
+@pytest.mark.long
+def test_in_float32_they_differ_by_rounding_alone(tmp_path: Path) -> None:
+    rows = differences(tmp_path, ["dense"], 2, TRAINED, torch.float32)
+    assert 1e-8 < most(rows) <= 1e-3
+    assert max(row["loss"] for row in rows) <= 1e-5
+
+
+@pytest.mark.exhaustive  # two processes show each kind of layout
+def test_four_processes_train_as_one_in_float64(tmp_path: Path) -> None:
+    rows = differences(tmp_path, ["dense", "experts"], 4, ["idle ranks", *TRAINED], torch.float64)
+    assert {len([one for one in layouts_of(rows, 4) if one[0] == kind]) for kind in ("dense", "experts")} == {6, 8}
+    assert most(rows) <= 1e-10, max(rows, key=lambda row: most([row]))
