@@ -64,7 +64,7 @@ class Engines:
         if self.broadcasts is None:
             self.broadcasts = self._join(self.dedicated)
         received, seconds = self._transfer(self.dedicated)
-        sent = self.policy.call(WorkerCalls.sent_weights)
+        sent = self.policy.call(WorkerCalls.sent_checksums)
         share = self.policy.call(WorkerCalls.changed_share)
         if self.copies and (wrong := self._wrong(self.dedicated, sent)):
             # The engines still compute with the earlier weights: nothing is sampled with wrong ones.
@@ -73,7 +73,7 @@ class Engines:
             received, seconds, sent = (
                 received + resent_bytes,
                 seconds + resent_s,
-                self.policy.call(WorkerCalls.sent_weights),
+                self.policy.call(WorkerCalls.sent_checksums),
             )
             if wrong := self._wrong(self.dedicated, sent):
                 raise RunFailed(
@@ -109,7 +109,7 @@ class Engines:
 
     def _wrong(self, dedicated: Workers, sent: dict[str, TensorChecksum]) -> str:
         """The first tensor that a copy does not hold as it was sent; empty if there is none."""
-        return next((names[0] for names in dedicated.call(WorkerCalls.copy_differs, sent) if names), "")
+        return next((names[0] for names in dedicated.call(WorkerCalls.corrupted_tensors, sent) if names), "")
 
     def _join(self, dedicated: Workers) -> bool:
         """Form a process group of trainers and engines; returns whether that worked."""
@@ -136,10 +136,10 @@ class Engines:
         received = 0
         # The next bucket is gathered while the engines load the last one: at most two are in memory.
         with ThreadPoolExecutor(1) as executor:
-            coming = executor.submit(self.policy.call, WorkerCalls.send_weights, True, resend_all)
+            coming = executor.submit(self.policy.call, WorkerCalls.next_weight_bucket, True, resend_all)
             while bucket := coming.result():
-                coming = executor.submit(self.policy.call, WorkerCalls.send_weights, False)
-                received += max(dedicated.call(WorkerCalls.receive_weights, bucket))
+                coming = executor.submit(self.policy.call, WorkerCalls.next_weight_bucket, False)
+                received += max(dedicated.call(WorkerCalls.load_weight_bucket, bucket))
         return received
 
     def _both(self, trainers: Callable[[], T], engines: Callable[[], E]) -> tuple[T, E]:
