@@ -149,8 +149,8 @@ class Rollouts(ABC):
     def _task(self, group: Group) -> PromptTask:
         return generation_task(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
 
-    def _call(self, step: int) -> RolloutArguments:
-        """Arguments of a round for `step`, for all workers."""
+    def _arguments(self, step: int) -> RolloutArguments:
+        """Arguments of a round for `step`, the same for all workers."""
         rollout, train = self.config.rollout, self.config.train
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
         return RolloutArguments(sampling, train.seed, "train", step, truncated=train.truncated)

@@ -103,9 +103,9 @@ class StreamingRollouts(Rollouts):
             self.on_progress(min(done, batch), batch)
 
         path = file_of_round(self.save_as(step), self.totals.phase)
-        call = replace(self._call(step), save_as=path, slice=slice)
+        arguments = replace(self._arguments(step), save_as=path, slice=slice)
         tensor_parallel = self.config.rollout.tensor_parallel
-        reports = run_shares(self.workers, shares, call, finished, tensor_parallel=tensor_parallel)
+        reports = run_shares(self.workers, shares, arguments, finished, tensor_parallel=tensor_parallel)
         self._finish_slice(collect(self.workers, reports), len(groups))
 
     def _finish_slice(self, report: RolloutBatch, sent: int) -> None:

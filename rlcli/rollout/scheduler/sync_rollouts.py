@@ -63,7 +63,7 @@ class SyncRollouts(Rollouts):
         reports = gather(
             self.workers,
             [self._task(group) for group in groups],
-            replace(self._call(step), save_as=path, first_group=stats.groups),
+            replace(self._arguments(step), save_as=path, first_group=stats.groups),
             tensor_parallel=rollout.tensor_parallel,
             slots=rollout.max_concurrent,
             until=needed if started > needed else None,

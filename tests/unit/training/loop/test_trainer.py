@@ -288,7 +288,7 @@ class OneWorkerAPrompt(CalledByName):
         return 2
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: None
+        self, tasks: list[list[PromptTask]], arguments: RolloutArguments, queue: None
     ) -> Iterator[Progress | RolloutBatch]:
         self.tasks = tasks
         for rank, rank_tasks in reversed(list(enumerate(tasks))):
