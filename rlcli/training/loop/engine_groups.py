@@ -91,12 +91,12 @@ class Engines:
         load_s = loaded.seconds if self.copies else 0.0  # without copies engines load during the transfer
         return loaded._replace(bytes=transfer.bytes, seconds=transfer.seconds + load_s, share=share)
 
-    def send_ahead(self, generating: Future[None]) -> None:
-        """Send the policy's weights to the copies while the engines generate: until that is done, or `generating` is.
+    def send_ahead(self, generation: Future[None]) -> None:
+        """Send the policy's weights to the copies while the engines generate: until that is done, or `generation` is.
         `sync` then has the engines load them. Nothing happens without `overlaps`, or before the first sync."""
-        if self.overlaps and self.broadcasts and not generating.done():
+        if self.overlaps and self.broadcasts and not generation.done():
             self._sending = in_background(self._send)
-            either: list[AnyCall] = [self._sending, generating]
+            either: list[AnyCall] = [self._sending, generation]
             wait(either, return_when=FIRST_COMPLETED)
 
     def _send(self) -> float:

@@ -304,7 +304,7 @@ class Trainer:
         with clock.phase("update"):
             updates, lr = self.update(number, plan, selected)
         with clock.phase("wait_for_rollout"):
-            self.engines.send_ahead(self.prefetcher.generating)
+            self.engines.send_ahead(self.prefetcher.generation)
             self.prefetcher.wait()
         with clock.phase("sync"):
             self.log_prob_check.prepare(number, updates.compared_tokens)
