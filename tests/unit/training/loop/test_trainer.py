@@ -338,7 +338,7 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> 
 
     def evaluate() -> dict[str, float]:
         rollouts.append("of an evaluation")
-        trainer.evaluations[trainer.done] = {}
+        trainer.evaluations[trainer.steps_done] = {}
         return {}
 
     trainer.step, trainer.evaluate = step, evaluate  # type: ignore[method-assign]
