@@ -359,7 +359,7 @@ class Trainer:
             **sample_metrics(batch.samples),
             **set_metrics(batch.samples, counted, batch.sources),
             **exclusion_metrics(selected.exclusion_reasons),
-            "reward/shaped": selected.reward,
+            "reward/shaped": selected.mean_shaped_reward,
             **batch.stats.metrics(),
             **batch.selection,
             **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),

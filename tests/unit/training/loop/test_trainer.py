@@ -187,7 +187,7 @@ def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> 
     # group has the format.
     assert selected.columns.rewards.tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
     assert selected.columns.advantages.tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
-    assert selected.reward == pytest.approx(0.15)
+    assert selected.mean_shaped_reward == pytest.approx(0.15)
 
 
 def test_a_weight_for_a_format_that_nobody_judges_ends_the_run(samples: Sequence[Sample]) -> None:
