@@ -151,7 +151,7 @@ class PolicyRole:
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
             right_tokens=counts.right_tokens,
-            on_policy_input=watch,
+            policy_input_hook=watch,
         )
         return objective.loss, objective.sums | checks
 
