@@ -46,7 +46,7 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
     config = RunConfig.model_validate(sections)
     baselines = {s.prompt: Verdict(0.25, Outcome.OK) for s in samples}
     batch = RolloutBatch(SampleTable.of(samples), ["shard"], baselines=baselines)
-    return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), tried=False), config, seed=3)
+    return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), trial_calls=False), config, seed=3)
 
 
 def same(actual: SelectedSamples, expected: SelectedSamples) -> bool:
