@@ -25,7 +25,7 @@ def accepted(
     servers: WorkerGroup[ServerActor],
     coefficients: Coefficients,
     tasks: list[list[PromptTask]],
-    call: RolloutArguments,
+    arguments: RolloutArguments,
     queue: RoundTasks | None,
     work: TrainRows,
 ) -> None:
@@ -35,7 +35,7 @@ def accepted(
     assert_type(workers.call(WorkerCalls.describe_engine), str)
     assert_type(workers.call(WorkerCalls.update, 0, coefficients), dict[str, float])
     assert_type(workers.call(WorkerCalls.update, minibatch=0, coefficients=coefficients), dict[str, float])
-    assert_type(workers.call(WorkerCalls.rollout, tasks, call, queue), Iterator[Progress | RolloutBatch])
+    assert_type(workers.call(WorkerCalls.rollout, tasks, arguments, queue), Iterator[Progress | RolloutBatch])
     assert_type(workers.call(WorkerCalls.load, [[[(0, 1)]], [[(2,)]]], work), list[None])
     assert_type(servers.call(ServerActor.address), list[str])
 
@@ -52,7 +52,7 @@ def the_methods_of_one_worker(
 
 
 def refused(
-    workers: Workers, worker: Worker, coefficients: Coefficients, call: RolloutArguments, work: TrainRows
+    workers: Workers, worker: Worker, coefficients: Coefficients, arguments: RolloutArguments, work: TrainRows
 ) -> None:
     workers.call(WorkerCalls.updates, 0, coefficients)  # type: ignore[attr-defined]
     workers.call(WorkerCalls.update, "0", coefficients)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def refused(
     workers.call(WorkerCalls.update, 0, coefficients, 1)  # type: ignore[call-arg]
     workers.call(WorkerCalls.update, 0, coefs=coefficients)  # type: ignore[call-arg]
     workers.call(WorkerCalls.load, [(0, 1)], work)  # type: ignore[list-item]
-    workers.call(WorkerCalls.rollout, [], [call])  # type: ignore[arg-type]
+    workers.call(WorkerCalls.rollout, [], [arguments])  # type: ignore[arg-type]
     workers.call(ServerActor.address)  # type: ignore[arg-type]
     workers.call(Worker.close)  # type: ignore[arg-type]
     workers.update(0, coefficients)  # type: ignore[attr-defined]

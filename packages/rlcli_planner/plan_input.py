@@ -346,7 +346,7 @@ def setting_of(
     policy = read(config.model.path)
     from rlcli.algorithms.build import build_algorithm
 
-    algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
+    algorithm = build_algorithm(**config.algorithm.model_dump(), trial_calls=False)
     critic = None
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy

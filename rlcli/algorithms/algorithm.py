@@ -90,8 +90,8 @@ class Algorithm:
     """True if `select` returns pairs."""
 
     @property
-    def parts(self) -> list[Callable[..., object]]:
-        """The functions of which it is composed; options reach these."""
+    def functions(self) -> list[Callable[..., object]]:
+        """The functions of which it is composed, and which its options reach."""
         parts: list[Part[object]] = [self.advantage, self.loss, self.select, self.aggregation, self.kl_estimator]
         functions = [part.function for part in (*parts, *self.correction.parts)]
         functions += [self.token_selector.function] if self.token_selector is not None else []
@@ -233,22 +233,22 @@ class Algorithm:
         kl_coef: float = 0.0,
         entropy_coef: float = 0.0,
         right_tokens: int = 0,
-        on_policy_input: Callable[[Tensor], None] | None = None,
+        policy_input_hook: Callable[[Tensor], None] | None = None,
     ) -> Objective:
         """The share of one micro-batch in aggregate(policy loss + KL − entropy) + nll.
 
         inputs: `log_probs`, `advantages`, `sequence`, `lengths`, and what else there is; the tokens that are not `kept`
         are treated as absent, in the denominators too. kl_coef, entropy_coef: their values at this step. right_tokens:
-        tokens of right responses in the whole minibatch. on_policy_input: receives the log-probs that only the policy
+        tokens of right responses in the whole minibatch. policy_input_hook: receives the log-probs that only the policy
         loss reads, kept tokens only, so their gradient lacks the other terms. R = 0 is allowed and gives a loss of 0.
         """
         corrected, mismatch = self._corrected(inputs)
         log_probs, old = corrected.log_probs, corrected.old_log_probs
-        read = log_probs.view_as(log_probs)
-        if on_policy_input is not None:
-            on_policy_input(read)
+        policy_input = log_probs.view_as(log_probs)
+        if policy_input_hook is not None:
+            policy_input_hook(policy_input)
         weights = corrected.weights if corrected.has("weights") else torch.ones_like(log_probs)
-        policy = self.loss(corrected.replace(log_probs=read, weights=weights))
+        policy = self.loss(corrected.replace(log_probs=policy_input, weights=weights))
         terms = policy.loss if "weights" in self.loss.needs else policy.loss * weights
         sums = {
             "tokens": torch.ones_like(log_probs),

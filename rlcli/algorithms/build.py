@@ -58,10 +58,10 @@ def build_algorithm(
     nll_coef: float = 0.0,
     correction: str = "token_tis",
     mismatch_warning: float = 0.05,
-    tried: bool = True,
+    trial_calls: bool = True,
 ) -> Algorithm:
-    """Build an algorithm from the configuration's `algorithm` section. tried: also call the functions on a few tokens;
-    if false, call only functions from outside this package, so that torch is not imported.
+    """Build an algorithm from the configuration's `algorithm` section. trial_calls: also call the functions on a few
+    tokens; if false, call only functions from outside this package, so that torch is not imported.
 
     Raises `UnknownName` for a part that does not exist, and `ConfigError` for parts that do not fit together.
     """
@@ -89,7 +89,7 @@ def build_algorithm(
     )
     part_names = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
     part_names |= {"correction": correction, "kl_estimator": kl_estimator}
-    check(algorithm, part_names, options or {}, separate_keys, tried=tried)
+    check(algorithm, part_names, options or {}, separate_keys, trial_calls=trial_calls)
     return algorithm
 
 
@@ -99,19 +99,19 @@ def check(
     options: Mapping[str, float],
     separate_keys: Mapping[str, object],
     *,
-    tried: bool = True,
+    trial_calls: bool = True,
 ) -> None:
     """Raise `ConfigError` for values that would fail, or be ignored, in the run.
 
     part_names: the name of each part, by its key. options: the table `options`. separate_keys: values of the keys that
-    are not in that table. tried: also call functions of this package.
+    are not in that table. trial_calls: also call functions of this package.
     """
     _check_correction(algorithm, part_names["correction"], part_names["loss"])
     _check_fit(algorithm, part_names["advantage"], part_names["loss"], part_names["select"])
     _check_options(algorithm, options, separate_keys)
-    if tried or not _is_ours(algorithm.loss):
+    if trial_calls or not _is_ours(algorithm.loss):
         _try_loss(algorithm, part_names["loss"])
-    if not _is_ours(algorithm.advantage) or (tried and not algorithm.is_token_level):
+    if not _is_ours(algorithm.advantage) or (trial_calls and not algorithm.is_token_level):
         _try_advantage(algorithm, part_names["advantage"])
     for part in (algorithm.aggregation, algorithm.kl_estimator, *algorithm.correction.parts):
         if not _is_ours(part):
@@ -187,7 +187,7 @@ def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
 
 def _check_options(algorithm: Algorithm, options: Mapping[str, float], separate_keys: Mapping[str, object]) -> None:
     """Refuse numbers that no part takes, and parts that lack one. separate_keys: options that are separate keys."""
-    accepted = [option for part in algorithm.parts for option in options_of(part).items()]
+    accepted = [option for function in algorithm.functions for option in options_of(function).items()]
     names = {name for name, _ in accepted}
     for name, value in separate_keys.items():
         unset = _UNUSED.get(name)

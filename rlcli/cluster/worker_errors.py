@@ -22,7 +22,7 @@ SYNC_MEMORY_HINT = f"lower rollout.gpu_memory_utilization, {OFFLOAD_HINT}"
 MEMORY_HINTS = {
     "rollout": ENGINE_MEMORY_HINT,
     "sync_weights": SYNC_MEMORY_HINT,
-    "receive_weights": SYNC_MEMORY_HINT,
+    "load_weight_bucket": SYNC_MEMORY_HINT,
     "receive_broadcast": SYNC_MEMORY_HINT,
     "release_rollout_memory": SYNC_MEMORY_HINT,
     "build": f"{ENGINE_MEMORY_HINT}; {TRAINER_MEMORY_HINT}",

@@ -39,7 +39,7 @@ for Qwen2.5-0.5B and 77,000 for 7B, but attention is slower per floating-point o
 value costs a hundredth of a step."""
 MICROBATCH = 512 * ATTENTION
 """Work of one additional micro-batch: it gathers the weights and launches the kernels again."""
-TRIES = 32
+MAX_SKIPPED_BINS = 32
 """Maximum number of full bins that are skipped for one unit."""
 
 Bin = tuple[int, ...]
@@ -58,8 +58,8 @@ class MinibatchPlan:
     """[rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active."""
     rank_tokens: tuple[int, ...]
     """[rank] → tokens that it forwards, response tokens or not, a shared prompt once per micro-batch."""
-    slowest: int
-    """Sum over micro-batches of the slowest rank's work (`_Sizes.work`)."""
+    slowest_work: int
+    """Sum over micro-batches of the slowest rank's work (`_Costs.work`)."""
     work: int
     """Work of all ranks."""
     tokens: int
@@ -105,7 +105,7 @@ class Plan:
     def imbalance(self) -> float:
         """Work of the slowest rank summed over micro-batches, ÷ work of the average rank: 1.0 is perfect."""
         mean = sum(minibatch.work / len(minibatch.ranks) for minibatch in self.minibatches)
-        return sum(minibatch.slowest for minibatch in self.minibatches) / mean if mean else 1.0
+        return sum(minibatch.slowest_work for minibatch in self.minibatches) / mean if mean else 1.0
 
     @property
     def microbatches(self) -> int:
@@ -143,7 +143,7 @@ def plan_batches(
     none): they are forwarded, and count in no denominator. `response_tokens` counts the response tokens.
     """
     lengths = zip(prompt_tokens, response_tokens, context_tokens or [0] * len(groups), strict=True)
-    size = _Sizes(prompt_tokens, list(map(sum, lengths)), prompts)
+    costs = _Costs(prompt_tokens, list(map(sum, lengths)), prompts)
     assert len(groups) == len(prompt_tokens) == len(response_tokens), "one prompt, response and group per sample"
     assert active is None or len(active) == len(groups), "one flag per sample"
     batches = list(_members(groups).values())
@@ -152,15 +152,16 @@ def plan_batches(
     for number in range(minibatches if share else longer):
         end = start + share + (number < longer)
         samples = [sample for group in batches[start:end] for sample in group]
-        alternatives = _units(samples, size, active, pairs, tokens_per_microbatch)
+        alternatives = _units(samples, costs, active, pairs, tokens_per_microbatch)
         assigned = min(
-            (_assigned(units, size, tokens_per_microbatch, ranks) for units in alternatives), key=_Assignment.pace
+            (_pack_units(units, costs, tokens_per_microbatch, ranks) for units in alternatives),
+            key=_Assignment.critical_path,
         )
         planned.append(
             MinibatchPlan(
                 ranks=tuple(map(tuple, assigned.bins)),
                 rank_tokens=tuple(map(sum, assigned.tokens)),
-                slowest=assigned.slowest(),
+                slowest_work=assigned.slowest_work(),
                 work=sum(map(sum, assigned.work)),
                 tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
@@ -181,17 +182,17 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
     return members
 
 
-class _Sizes:
+class _Costs:
     """The cost of a micro-batch of some samples, as tokens and as work: tokens × ATTENTION plus, for attention, the
     squares of the lengths. tokens, work: of each sample by itself. prompts: labels of those to compute once (see
-    `_sharing`)."""
+    `_prompt_labels`)."""
 
     def __init__(self, prompt_tokens: Sequence[int], tokens: list[int], prompts: Sequence[int] | None) -> None:
         self.prompt_tokens, self.tokens = prompt_tokens, tokens
         self.work = [ATTENTION * length + length * length for length in tokens]
-        self.prompts = _sharing(prompt_tokens, tokens, prompts)
+        self.prompts = _prompt_labels(prompt_tokens, tokens, prompts)
 
-    def __call__(self, samples: Sequence[int]) -> tuple[int, int]:
+    def of(self, samples: Sequence[int]) -> tuple[int, int]:
         """Tokens and work of `samples` together."""
         if len(samples) == 1:
             return self.tokens[samples[0]], self.work[samples[0]]
@@ -210,7 +211,9 @@ class _Sizes:
         return [[samples[index] for index in indexes] for indexes in members.values()]
 
 
-def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Sequence[int] | None) -> list[int] | None:
+def _prompt_labels(
+    prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Sequence[int] | None
+) -> list[int] | None:
     """`prompts`, with a separate label for each sample whose prompt is not shared."""
     if prompts is None:
         return None
@@ -221,7 +224,7 @@ def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Seque
 
 
 def _units(
-    samples: Sequence[int], size: _Sizes, active: Sequence[bool] | None, pairs: Sequence[int] | None, budget: int
+    samples: Sequence[int], costs: _Costs, active: Sequence[bool] | None, pairs: Sequence[int] | None, budget: int
 ) -> list[list[list[int]]]:
     """Ways to split the active samples into indivisible units; a pair moves if any of its samples is active."""
     if pairs is not None:
@@ -229,21 +232,21 @@ def _units(
         return [[unit for unit in paired if active is None or any(active[sample] for sample in unit)]]
     moving = [sample for sample in samples if active is None or active[sample]]
     alone = [[sample] for sample in moving]
-    together = [unit for group in size.grouped_by_prompt(moving) for unit in _shares(group, size, budget)]
+    together = [unit for group in costs.grouped_by_prompt(moving) for unit in _split_group(group, costs, budget)]
     return [together, alone] if 0 < len(together) < len(alone) else [alone]
 
 
-def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
+def _split_group(group: Sequence[int], costs: _Costs, budget: int) -> list[list[int]]:
     """Samples of one prompt in as few units as the budget allows, in their order."""
     units: list[list[int]] = []
     room = 0
     for sample in group:
-        response = size.tokens[sample] - size.prompt_tokens[sample]
+        response = costs.tokens[sample] - costs.prompt_tokens[sample]
         if units and response <= room:
             units[-1].append(sample)
         else:
             units.append([sample])
-            room = budget - size.prompt_tokens[sample]
+            room = budget - costs.prompt_tokens[sample]
         room -= response
     return units
 
@@ -257,30 +260,32 @@ class _Assignment:
     tokens: list[list[int]]
     """[rank][micro-batch] → tokens to forward."""
     work: list[list[int]]
-    """[rank][micro-batch] → work (`_Sizes.work`)."""
+    """[rank][micro-batch] → work (`_Costs.work`)."""
 
-    def slowest(self) -> int:
+    def slowest_work(self) -> int:
         """Sum over micro-batches of the slowest rank's work."""
         return sum(map(max, zip(*self.work, strict=True)))
 
-    def pace(self) -> int:
+    def critical_path(self) -> int:
         """The work on the critical path of the step, by which two ways of splitting are compared."""
-        return self.slowest() + MICROBATCH * len(self.work[0])
+        return self.slowest_work() + MICROBATCH * len(self.work[0])
 
 
-def _assigned(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> _Assignment:
-    """Micro-batches for each rank, of indivisible units."""
-    measured = [size(unit) for unit in units]
+def _pack_units(units: Sequence[list[int]], costs: _Costs, budget: int, ranks: int) -> _Assignment:
+    """Pack indivisible units into micro-batches, and assign these to ranks."""
+    measured = [costs.of(unit) for unit in units]
     sizes, work = [tokens for tokens, _ in measured], [work for _, work in measured]
     assert max(sizes, default=0) <= budget, f"a sample of {max(sizes)} > {budget} tokens"
 
-    def slowest(rows: Sequence[Sequence[list[int]]]) -> int:
+    def critical_path(rows: Sequence[Sequence[list[int]]]) -> int:
         return sum(max([sum([work[unit] for unit in bin]) for bin in row]) + MICROBATCH for row in rows)
 
-    rows = min((_rows(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
+    rows = min(
+        (_microbatches(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=critical_path
+    )
     rows.sort(key=lambda row: -max([sum([sizes[unit] for unit in bin]) for bin in row]))
     samples = [[sorted([sample for unit in bin for sample in units[unit]]) for bin in row] for row in rows]
-    return _assign(samples, size, ranks)
+    return _assign_to_ranks(samples, costs, ranks)
 
 
 def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
@@ -288,17 +293,17 @@ def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int
     may be empty."""
     most_first = sorted(range(len(sizes)), key=lambda unit: (-work[unit], unit))
     fewest = -(-sum(sizes) // (budget * ranks)) * ranks
-    even = _spread(most_first, sizes, work, budget, fewest)
+    even = _even_bins(most_first, sizes, work, budget, fewest)
     if even is not None:
         return [even]
     longest_first = sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit))
     tight = _best_fit(longest_first, sizes, budget)
     count = -(-len(tight) // ranks) * ranks
-    if count > fewest and (even := _spread(most_first, sizes, work, budget, count)) is not None:
+    if count > fewest and (even := _even_bins(most_first, sizes, work, budget, count)) is not None:
         return [even]
     full = tight + [[] for _ in range(count - len(tight))]
-    by_tokens = _spread(longest_first, sizes, sizes, budget, count)
-    one_more = _spread(most_first, sizes, work, budget, count + ranks)
+    by_tokens = _even_bins(longest_first, sizes, sizes, budget, count)
+    one_more = _even_bins(most_first, sizes, work, budget, count + ranks)
     return [bins for bins in (full, by_tokens, one_more) if bins is not None]
 
 
@@ -318,7 +323,7 @@ def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -
     return bins
 
 
-def _spread(
+def _even_bins(
     largest_first: Sequence[int], sizes: Sequence[int], work: Sequence[int], budget: int, count: int
 ) -> list[list[int]] | None:
     """`count` bins, of work as equal as possible; None if a unit does not fit into the bins with the least work."""
@@ -329,7 +334,7 @@ def _spread(
         needed, full = sizes[unit], []
         while least and rooms[least[0] % count] < needed:
             full.append(heapq.heappop(least))
-            if len(full) > TRIES:
+            if len(full) > MAX_SKIPPED_BINS:
                 return None
         if not least:
             return None
@@ -342,7 +347,9 @@ def _spread(
     return bins
 
 
-def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], ranks: int) -> list[list[list[int]]]:
+def _microbatches(
+    bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], ranks: int
+) -> list[list[list[int]]]:
     """[micro-batch][rank] from bins whose number is divisible by the ranks: similar ones in the same micro-batch. Among
     those of about equal work the ones with equal tokens, so that they stay equal if the real share of attention differs
     from `ATTENTION`."""
@@ -355,12 +362,12 @@ def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], 
     return [ordered[start : start + ranks] for start in range(0, len(ordered), ranks)]
 
 
-def _assign(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _Assignment:
+def _assign_to_ranks(rows: Sequence[Sequence[list[int]]], costs: _Costs, ranks: int) -> _Assignment:
     """Assign, in each micro-batch, the larger bins to the ranks that have less so far."""
     done = [(0, rank) for rank in range(ranks)]
     assigned = _Assignment([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
     for row in rows:
-        largest_first = sorted([(-work, bin, tokens) for bin in row for tokens, work in [size(bin)]])
+        largest_first = sorted([(-work, bin, tokens) for bin in row for tokens, work in [costs.of(bin)]])
         for (previous, rank), (negative_work, bin, tokens) in zip(sorted(done), largest_first, strict=True):
             assigned.bins[rank].append(tuple(bin))
             assigned.tokens[rank].append(tokens)

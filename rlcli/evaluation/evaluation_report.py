@@ -232,7 +232,7 @@ def generate(
     """
     rollout = config.rollout
     sampling = Sampling(config.evaluation.temperature, rollout.max_response_tokens, config.evaluation.top_p)
-    call = RolloutArguments(sampling, config.train.seed, PURPOSE, step, save_as, keep_tokens=False)
+    arguments = RolloutArguments(sampling, config.train.seed, PURPOSE, step, save_as, keep_tokens=False)
     tasks = [
         PromptTask(index, prompts.tokens(index), prompts.prompts[index], len(samples), wanted=samples)
         for index, samples in enumerate(wanted)
@@ -241,7 +241,7 @@ def generate(
     reports = gather(
         workers,
         tasks,
-        call,
+        arguments,
         tensor_parallel=rollout.tensor_parallel,
         slots=rollout.max_concurrent,
         on_progress=on_progress,

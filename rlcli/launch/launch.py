@@ -291,7 +291,7 @@ def make_trainer(
         view,
         stop,
         listeners=listener_types(),
-        plan=partial(planner().setting, prepared),
+        planner_input=partial(planner().setting, prepared),
     )
 
 

@@ -53,7 +53,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     from rlcli.algorithms.build import build_algorithm
 
     config = prepared.config
-    algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
+    algorithm = build_algorithm(**config.algorithm.model_dump(), trial_calls=False)
     rollout, train = config.rollout, config.train
     workers = config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt

@@ -23,7 +23,7 @@ class RolloutCalls(Protocol):
 
     @dispatch(send="scatter", collect="stream", shared=["queue"])
     def rollout(
-        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks | None = None
+        self, tasks: Sequence[PromptTask], arguments: RolloutArguments, queue: RoundTasks | None = None
     ) -> Iterator[Progress | RolloutBatch]:
         """Generate and verify; yields Progress regularly, and the report last. queue: further tasks, shared by all
         engines."""

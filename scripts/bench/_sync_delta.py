@@ -75,9 +75,9 @@ def _syncs(engines: Engines, engine_group: Workers, steps: int, lr: float) -> It
         if number:
             engines.policy.call(Trained.step, number, lr)  # type: ignore[arg-type]
         nbytes, transfer_s = engines._transfer(engine_group)
-        sent, began = engines.policy.call(WorkerCalls.sent_weights), time.perf_counter()
+        sent, began = engines.policy.call(WorkerCalls.sent_checksums), time.perf_counter()
         share = engines.policy.call(WorkerCalls.changed_share)
-        assert engine_group.call(WorkerCalls.copy_differs, sent) == [[]]
+        assert engine_group.call(WorkerCalls.corrupted_tensors, sent) == [[]]
         check_s, began = time.perf_counter() - began, time.perf_counter()
         engine_group.call(Trained.load_copy)  # type: ignore[arg-type]
         delta = {"bytes": nbytes, "transfer_s": transfer_s, "check_s": check_s, "load_s": time.perf_counter() - began}

@@ -122,7 +122,7 @@ def _timed(sync: Engines, ways: dict[str, Any], repeats: int) -> dict[str, Any]:
         began = time.perf_counter()
         sizes.add(work(sync.workers))
         seconds = time.perf_counter() - began
-        sync.policy.call(WorkerCalls.sent_weights)
+        sync.policy.call(WorkerCalls.sent_checksums)
         return seconds
 
     timings = interleaved({name: lambda work=work: timed(work) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]

@@ -68,7 +68,7 @@ def sets_for(recipe: str) -> list[str]:
         return [*SMALL, *CONVERSING, f"environment.turns={min(config.environment.turns, 2)}"]
     samples = min(config.rollout.samples_per_prompt, 4)
     buffer = min(config.shaping.overlong_buffer, 8)
-    distils = build_algorithm(**config.algorithm.model_dump(), tried=False).needs_teacher
+    distils = build_algorithm(**config.algorithm.model_dump(), trial_calls=False).needs_teacher
     small = [*SMALL, f"teacher.path={teacher()}"] if distils else SMALL
     return [*small, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
 

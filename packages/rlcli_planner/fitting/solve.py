@@ -109,7 +109,7 @@ def smallest_microbatch(config: RunConfig) -> int:
     """The smallest train.tokens_per_microbatch that the rules allow: one sample, or a pair."""
     from rlcli.algorithms.build import build_algorithm
 
-    algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
+    algorithm = build_algorithm(**config.algorithm.model_dump(), trial_calls=False)
     return config.max_length * (2 if algorithm.selects_pairs else 1)
 
 

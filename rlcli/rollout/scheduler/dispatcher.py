@@ -38,7 +38,7 @@ def collect(workers: RolloutWorkers, reports: Sequence[RolloutBatch]) -> Rollout
 def gather(
     workers: RolloutWorkers,
     tasks: Sequence[PromptTask],
-    call: RolloutArguments,
+    arguments: RolloutArguments,
     *,
     tensor_parallel: int = 1,
     slots: int | None = None,
@@ -52,7 +52,7 @@ def gather(
     `workers.same_bits` promises the same bits in every run, each engine gets its whole share at once.
     """
     free = slots if until is not None or not workers.same_bits else None
-    shares, unassigned = assign(tasks, len(workers) // tensor_parallel, call.sampling.max_tokens, free)
+    shares, unassigned = assign(tasks, len(workers) // tensor_parallel, arguments.sampling.max_tokens, free)
     queue = None if until is None and not unassigned else RoundTasks(uuid4().hex, unassigned, until)
     sizes = sorted(task.responses for task in tasks)
     done, total = 0, sum(sizes[:until])
@@ -62,7 +62,7 @@ def gather(
         done += count
         on_progress(min(done, total), total)
 
-    reports = run_shares(workers, shares, call, finished, tensor_parallel=tensor_parallel, queue=queue)
+    reports = run_shares(workers, shares, arguments, finished, tensor_parallel=tensor_parallel, queue=queue)
     responses = sum(len(report.samples) + len(report.baselines) for report in reports)
     assert responses == total or until is not None, f"{responses} of {total} responses were returned"
     return reports
@@ -71,7 +71,7 @@ def gather(
 def run_shares(
     workers: RolloutWorkers,
     shares: Sequence[Sequence[PromptTask]],
-    call: RolloutArguments,
+    arguments: RolloutArguments,
     on_finished: Callable[[int], None],
     *,
     tensor_parallel: int = 1,
@@ -80,9 +80,9 @@ def run_shares(
     """Call every worker with the tasks of its engine, and wait for their reports. on_finished: called with the number
     of responses that have finished since its last call."""
     per_rank = [shares[rank // tensor_parallel] for rank in range(len(workers))]
-    call = replace(call, progress_s=progress_every(len(workers)))
+    arguments = replace(arguments, progress_s=progress_every(len(workers)))
     reports: list[RolloutBatch] = []
-    for item in workers.call(RolloutCalls.rollout, per_rank, call, queue):
+    for item in workers.call(RolloutCalls.rollout, per_rank, arguments, queue):
         if isinstance(item, RolloutBatch):
             reports.append(item)
         else:

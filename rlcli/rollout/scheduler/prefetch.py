@@ -28,44 +28,40 @@ class Prefetcher:
     batch = prefetcher.take(2)
     """
 
-    def __init__(self, source: BatchSource, concurrent: bool, last: int, kill: Callable[[], None]) -> None:
+    def __init__(self, source: BatchSource, concurrent: bool, last_step: int, kill: Callable[[], None]) -> None:
         self.source = source
         self.concurrent = concurrent
         """Whether the engines generate while a step is trained on."""
-        self.last = last
+        self.last_step = last_step
         """Last step of the run."""
         self.kill = kill
-        """Ends the workers that generate."""
+        """Kills the workers that generate."""
         self.waited_for = True
         """Whether the run waits for the current generation."""
         self.busy_s = 0.0
         """Seconds for which the engines generated while the last step was trained on."""
-        self._over = threading.Event()
-        self._running: Future[None] = Future()
-        self._running.set_result(None)
+        self._stop = threading.Event()
+        self.generation: Future[None] = Future()
+        """Done when the engines are idle."""
+        self.generation.set_result(None)
 
     def take(self, step: int) -> RolloutBatch:
-        """Return the samples of step `step`, and start to generate for the next ones. Raises what `Source.take`
+        """Return the samples of step `step`, and start to generate for the next ones. Raises what `BatchSource.take`
         raises."""
         self.wait()
         batch = self.source.take(step)
         self.busy_s = 0.0
-        if self.concurrent and step < self.last:
+        if self.concurrent and step < self.last_step:
             self.waited_for = False
-            self._over.clear()
-            self._running = in_background(lambda: self._ahead(step))
+            self._stop.clear()
+            self.generation = in_background(lambda: self._prefetch(step))
         return batch
-
-    @property
-    def generating(self) -> Future[None]:
-        """Future that is done when the engines are idle."""
-        return self._running
 
     def wait(self) -> None:
         """Wait until the engines are idle. Raises the error of the generation, if any."""
         self.waited_for = True
-        self._over.set()
-        self._running.result()
+        self._stop.set()
+        self.generation.result()
 
     def discard(self) -> None:
         """Discard what was generated for later steps."""
@@ -75,11 +71,11 @@ class Prefetcher:
     def close(self) -> None:
         """Kill the workers if they still generate after a failure, and wait for the thread that called them: it must
         end before Ray is shut down."""
-        if not self._running.done():
+        if not self.generation.done():
             self.kill()
-            wait([self._running], KILL_TIMEOUT_S)
+            wait([self.generation], KILL_TIMEOUT_S)
 
-    def _ahead(self, step: int) -> None:
+    def _prefetch(self, step: int) -> None:
         start = time.perf_counter()
-        self.source.prefetch(step, self._over.is_set)
+        self.source.prefetch(step, self._stop.is_set)
         self.busy_s = time.perf_counter() - start

@@ -57,7 +57,8 @@ class Rollouts(ABC):
         )
         self.totals = StepTotals()
         self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
-        self._numbered = 0
+        self._next_number = 0
+        """Number of the next new group, in a streaming run."""
         """Groups that streaming rollouts have numbered."""
         self._draw_check = DrawCheck(cursor.draws_without_repeat)
 
@@ -79,7 +80,7 @@ class Rollouts(ABC):
         """All state between two steps besides the cursor, as plain values, and references to the shards of its
         tokens."""
         groups, shards = groups_to_json(self._snapshot())
-        return {"waiting": groups, "rounds": self.totals.state(), "groups": self._numbered}, shards
+        return {"waiting": groups, "rounds": self.totals.state(), "groups": self._next_number}, shards
 
     def restore(self, state: SourceState, shards: Sequence[ShardRef]) -> None:
         """Restore the result of `state`. Older checkpoints have only groups."""
@@ -91,7 +92,7 @@ class Rollouts(ABC):
         self._stop_engines()
         self.buffer.restore(groups_from_json(state["waiting"], shards))
         self.totals = StepTotals.restored(state["rounds"]) if "rounds" in state else StepTotals()
-        self._numbered = state.get("groups", 0)
+        self._next_number = state.get("groups", 0)
 
     def discard(self) -> None:
         """Discard what was generated for later steps."""
@@ -114,24 +115,24 @@ class Rollouts(ABC):
         return self.config.rollout.prompts_per_step
 
     @property
-    def _engines(self) -> int:
+    def _engine_count(self) -> int:
         return len(self.workers) // self.config.rollout.tensor_parallel
 
     def _steps_ahead(self, step: int) -> int:
         """Later steps for which groups may be generated before step `step` ends."""
         return min(self.config.async_.staleness, self.config.train.steps - step)
 
-    def _begin(self, step: int, max_age: int) -> None:
-        """Start generation for `step`, or continue it after a weight update. max_age: complete groups that were drawn
-        more than this many steps ago are dropped, unless `async.too_old` keeps them."""
+    def _start_phase(self, step: int, max_age: int) -> None:
+        """Start a phase of generation for `step`, of which each weight update begins a new one. max_age: complete
+        groups that were drawn more than this many steps ago are dropped, unless `async.too_old` keeps them."""
         rule = self.config.async_.too_old
         if rule == "drop" or (rule is None and self.config.rollout.oversample <= 1):
             expired = self.buffer.expire(step - max_age)
             self.totals.stats = replace(self.totals.stats, too_old=self.totals.stats.too_old + expired)
         self.totals.phase += 1
 
-    def _fill(self, count: int, step: int) -> None:
-        """Draw `count` prompts from the cursor and queue their groups."""
+    def _queue_groups(self, count: int, step: int) -> None:
+        """Draw `count` prompts from the cursor, and queue a group of each."""
         indexes = self.cursor.take(count)
         self._draw_check.check(indexes)
         self.buffer.fill([self._new_group(index, step) for index in indexes])
@@ -146,16 +147,16 @@ class Rollouts(ABC):
             step, index, first_sample, source=dataset_name(rows, index), data_source=row.data_source, prompt_id=row.id
         )
 
-    def _task(self, group: Group) -> PromptTask:
+    def _generation_task(self, group: Group) -> PromptTask:
         return generation_task(group, self.prompts, self.config.rollout.samples_per_prompt, self.greedy)
 
-    def _call(self, step: int) -> RolloutArguments:
-        """Arguments of a round for `step`, for all workers."""
+    def _arguments(self, step: int) -> RolloutArguments:
+        """Arguments of a round for `step`, the same for all workers."""
         rollout, train = self.config.rollout, self.config.train
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
         return RolloutArguments(sampling, train.seed, "train", step, truncated=train.truncated)
 
-    def _finish(self, report: RolloutBatch, sent: int) -> None:
+    def _add_report(self, report: RolloutBatch, sent: int) -> None:
         """Add a round's report to the totals and to its groups. sent: number of groups that the engines received."""
         prompts = {group.number: self.prompts.prompts[group.prompt_index] for group in self.buffer.running}
         self.totals.add(report, prompts, sent, self.config.train.truncated)
@@ -174,7 +175,7 @@ class Rollouts(ABC):
         config = self.config
         self.totals.failures.check(config.verifier.max_crash_rate, config.environment.max_failure_rate)
 
-    def _batch(self, step: int, groups: Sequence[Group]) -> RolloutBatch:
+    def _take_batch(self, step: int, groups: Sequence[Group]) -> RolloutBatch:
         """Take complete groups as the batch of a step, and reset the totals. Raises RunFailed if there are none."""
         stats, rules = self.totals.stats, self.config.dynamic_sampling
         if not groups:

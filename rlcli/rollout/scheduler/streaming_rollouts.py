@@ -34,17 +34,17 @@ class StreamingRollouts(Rollouts):
 
     def take(self, step: int) -> RolloutBatch:
         capacity = self._batch_size * (1 + self._steps_ahead(step))
-        self._begin(step, self._max_age)
+        self._start_phase(step, self._max_age)
         while not self._is_ready and self._has_work(capacity):
             self._generate(step, capacity, self._slice)
-        batch = self._batch(step, [group for group in self._oldest if group.is_complete])
+        batch = self._take_batch(step, [group for group in self._oldest if group.is_complete])
         incomplete = len(self.buffer.queued) + len(self.buffer.running)
         return replace(batch, stats=replace(batch.stats, in_flight=incomplete))
 
     def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         """Generate for `async.engine_steps` steps of the engines, or until the engines are needed."""
         capacity = self._batch_size * self._steps_ahead(step)
-        self._begin(step + 1, self._max_age)
+        self._start_phase(step + 1, self._max_age)
         for slice in self._slices(should_stop):
             if not self._has_work(capacity):
                 return
@@ -92,7 +92,7 @@ class StreamingRollouts(Rollouts):
     def _generate(self, step: int, capacity: int, slice: Slice) -> None:
         """Draw new groups up to `capacity`, and generate one slice."""
         batch = self._batch_size * self.config.rollout.samples_per_prompt
-        self._fill(0 if self._is_exhausted else max(0, capacity - len(self.buffer.groups)), step)
+        self._queue_groups(0 if self._is_exhausted else max(0, capacity - len(self.buffer.groups)), step)
         groups = self.buffer.queued
         shares = self._started(groups)
         done = self.totals.stats.responses
@@ -103,14 +103,14 @@ class StreamingRollouts(Rollouts):
             self.on_progress(min(done, batch), batch)
 
         path = file_of_round(self.save_as(step), self.totals.phase)
-        call = replace(self._call(step), save_as=path, slice=slice)
+        arguments = replace(self._arguments(step), save_as=path, slice=slice)
         tensor_parallel = self.config.rollout.tensor_parallel
-        reports = run_shares(self.workers, shares, call, finished, tensor_parallel=tensor_parallel)
-        self._finish_slice(collect(self.workers, reports), len(groups))
+        reports = run_shares(self.workers, shares, arguments, finished, tensor_parallel=tensor_parallel)
+        self._add_slice_report(collect(self.workers, reports), len(groups))
 
-    def _finish_slice(self, report: RolloutBatch, sent: int) -> None:
+    def _add_slice_report(self, report: RolloutBatch, sent: int) -> None:
         """Add a slice's report. Failure rates are checked once a batch of responses is verified."""
-        self._finish(report, sent)
+        self._add_report(report, sent)
         if self.totals.stats.responses >= self._batch_size * self.config.rollout.samples_per_prompt:
             self._check_failures()
 
@@ -118,20 +118,20 @@ class StreamingRollouts(Rollouts):
         """Start queued groups; returns the tasks of each engine. A new group gets a number and the engine with the
         fewest missing samples; a group from a checkpoint keeps its number and engine. Each engine gets its groups
         oldest first, as in a run that was not interrupted."""
-        loads = [0] * self._engines
+        loads = [0] * self._engine_count
         for group in self.buffer.queued + self.buffer.running:
-            if group.engine in range(self._engines):
+            if group.engine in range(self._engine_count):
                 loads[group.engine] += self.buffer.missing(group)
         shares: list[list[PromptTask]] = [[] for _ in loads]
         for group in groups:
-            if group.engine not in range(self._engines):
+            if group.engine not in range(self._engine_count):
                 group.engine = loads.index(min(loads))
                 loads[group.engine] += self.buffer.missing(group)
             number = group.number
             if number == UNKNOWN:
-                number, self._numbered = self._numbered, self._numbered + 1
+                number, self._next_number = self._next_number, self._next_number + 1
             self.buffer.start(group, number)
-            shares[group.engine].append(self._task(group))
+            shares[group.engine].append(self._generation_task(group))
         return shares
 
     def _snapshot(self) -> list[Group]:
@@ -145,7 +145,7 @@ class StreamingRollouts(Rollouts):
             partial.setdefault(rollout.prompt, []).append(rollout)
         # As in a run without this checkpoint: no round is counted, and no response was aborted.
         stats = replace(report.stats, rounds=0, version=self.totals.stats.version, aborted=0)
-        self._finish_slice(replace(report, partial=(), stats=stats), 0)
+        self._add_slice_report(replace(report, partial=(), stats=stats), 0)
         groups = [replace(group) for group in self.buffer.groups]
         for group in groups:
             if not group.is_complete and group.number in partial:

@@ -28,15 +28,15 @@ class SyncRollouts(Rollouts):
     """
 
     def take(self, step: int) -> RolloutBatch:
-        self._begin(step, self._max_age)
+        self._start_phase(step, self._max_age)
         while len(self.buffer.complete) < self._batch_size and self._has_rounds_left:
             self._round(step, self._batch_size)
-        return self._batch(step, self.buffer.complete[: self._batch_size])
+        return self._take_batch(step, self.buffer.complete[: self._batch_size])
 
     def prefetch(self, step: int, should_stop: Callable[[], bool]) -> None:
         """Generate all groups for the next steps. `should_stop` is not read: the next weight update waits for them."""
         capacity = self._batch_size * self._steps_ahead(step)
-        self._begin(step + 1, self._max_age)
+        self._start_phase(step + 1, self._max_age)
         while len(self.buffer.complete) < capacity and self._has_rounds_left:
             self._round(step + 1, capacity)
 
@@ -52,25 +52,25 @@ class SyncRollouts(Rollouts):
         """Generate enough groups for `capacity` complete ones, if dynamic sampling keeps the expected share."""
         rollout, rules, stats = self.config.rollout, self.config.dynamic_sampling, self.totals.stats
         missing = capacity - len(self.buffer.complete)
-        needed = _times(missing, 1.0 if rules.keep == "all" else rules.oversample)
+        needed = _scaled(missing, 1.0 if rules.keep == "all" else rules.oversample)
         aborted = len(self.buffer.queued)
-        started = max(_times(needed, rollout.oversample), aborted)
-        self._fill(started - aborted, step)
+        started = max(_scaled(needed, rollout.oversample), aborted)
+        self._queue_groups(started - aborted, step)
         groups = self.buffer.queued
         for number, group in enumerate(groups):
             self.buffer.start(group, number)
         path = file_of_round(self.save_as(step), stats.rounds + 1)
         reports = gather(
             self.workers,
-            [self._task(group) for group in groups],
-            replace(self._call(step), save_as=path, first_group=stats.groups),
+            [self._generation_task(group) for group in groups],
+            replace(self._arguments(step), save_as=path, first_group=stats.groups),
             tensor_parallel=rollout.tensor_parallel,
             slots=rollout.max_concurrent,
             until=needed if started > needed else None,
             on_progress=lambda done, total: self.on_progress(stats.responses + done, stats.responses + total),
         )
         aborted_earlier = [(group, group.aborted) for group in groups if group.step < step]
-        self._finish(collect(self.workers, reports), len(groups))
+        self._add_report(collect(self.workers, reports), len(groups))
         self._check_failures()
         self.buffer.requeue()
         resumed = sum(len(aborted - group.aborted) for group, aborted in aborted_earlier)
@@ -84,7 +84,7 @@ class SyncRollouts(Rollouts):
         """The engines are idle between rounds."""
 
 
-def _times(count: int, factor: float) -> int:
+def _scaled(count: int, factor: float) -> int:
     """`count` × `factor`, rounded up: 3 × 1.1 is 3.3000000000000003, but 10 × 1.1 is 11 prompts, not 12."""
     return math.ceil(round(count * factor, 6))
 

@@ -36,12 +36,12 @@ class SampleAssembler:
     reported with its tokens so far (`add_partial`).
     """
 
-    def __init__(self, verification: Verification | None, rank: int, call: RolloutArguments, save: Save) -> None:
-        self.call = call
+    def __init__(self, verification: Verification | None, rank: int, arguments: RolloutArguments, save: Save) -> None:
+        self.arguments = arguments
         """Arguments of the current round or slice."""
         self.verdicts = GroupVerdicts(verification)
         """Verdicts by group."""
-        self.saver = Saver(call.save_as, rank, call.step, call.truncated)
+        self.saver = Saver(arguments.save_as, rank, arguments.step, arguments.truncated)
         """Writes the samples as text."""
         self.shard: SampleShard | None = None
         """Tokens of the last report."""
@@ -67,7 +67,7 @@ class SampleAssembler:
         scored = self.verdicts.add(task, sample, trajectory, conversation, request.step)
         if task.greedy and request.is_greedy:
             self._greedy[task.group] = scored
-            if trajectory.stop_reason == "length" and self.call.truncated == "zero_reward":
+            if trajectory.stop_reason == "length" and self.arguments.truncated == "zero_reward":
                 self._truncated_baselines.add(task.group)
         else:
             self._finished.append((request, trajectory, scored, conversation))
@@ -83,13 +83,13 @@ class SampleAssembler:
         assert version is not None, "the engine's version is known"
         self._partial.append(PartialRollout(task.group, sample, self._rank, row, trajectory.response_tokens, version))
 
-    def resume(self, call: RolloutArguments) -> None:
+    def resume(self, arguments: RolloutArguments) -> None:
         """Start the next slice. Its samples go to another file, if the call names one."""
         self.verdicts.newly_verified()
-        if call.save_as != self.call.save_as:
+        if arguments.save_as != self.arguments.save_as:
             self._save(self.saver, wait=False)
-            self.saver = Saver(call.save_as, self._rank, call.step, call.truncated)
-        self.call = call
+            self.saver = Saver(arguments.save_as, self._rank, arguments.step, arguments.truncated)
+        self.arguments = arguments
 
     def await_verdicts(self, seconds: float) -> None:
         """Wait at most `seconds` for the verdicts of finished samples."""
@@ -108,7 +108,7 @@ class SampleAssembler:
         """Report the complete samples that were not reported yet. Waits for their verdicts, unless the slice is limited
         in seconds. await_all: wait in any case. Deferred samples are complete with their group."""
         self._collect()
-        slice = self.call.slice
+        slice = self.arguments.slice
         waits = await_all or slice is None or slice.seconds is None
         deferred = {id(response.scored) for response in self.verdicts.deferred}
 
@@ -120,7 +120,7 @@ class SampleAssembler:
             (complete if is_reportable(item.scored) else pending).append(item)
         self._pending = pending
         rows = [self._builder.add(item.trajectory) if item.trajectory is not None else 0 for item in complete]
-        complete = [replace(item, sample=replace(item.sample, saved_step=self.call.step)) for item in complete]
+        complete = [replace(item, sample=replace(item.sample, saved_step=self.arguments.step)) for item in complete]
         self.saver.add(complete)
         samples = self._verified(complete, rows)
         greedy = [prompt for prompt, scored in self._greedy.items() if is_reportable(scored)]
@@ -128,7 +128,7 @@ class SampleAssembler:
         truncated = baselines.keys() & self._truncated_baselines
         baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in truncated}
         partial, self._partial = self._partial, []
-        self.shard = self._builder.build() if self.call.keep_tokens and (complete or partial) else None
+        self.shard = self._builder.build() if self.arguments.keep_tokens and (complete or partial) else None
         self._builder = ShardBuilder()
         return RolloutBatch(samples, baselines=baselines, partial=partial)
 
@@ -142,8 +142,8 @@ class SampleAssembler:
                 scored,
                 shard=self._rank,
                 seed=request.seed,
-                keep_tokens=self.call.keep_tokens,
-                saved_group=self.call.first_group + request.task.group,
+                keep_tokens=self.arguments.keep_tokens,
+                saved_group=self.arguments.first_group + request.task.group,
                 conversation=conversation,
                 keep_copies=self.saver.keeps_copies,
             )
@@ -157,10 +157,10 @@ class SampleAssembler:
         all_verified = False
         try:
             samples = SampleTable.of(_sample_of(item, row) for item, row in zip(items, rows, strict=True))
-            all_verified = self.call.keep_tokens and not samples.is_(*UNVERIFIED).any()
+            all_verified = self.arguments.keep_tokens and not samples.is_(*UNVERIFIED).any()
             return samples
         finally:
-            if not all_verified or self.call.slice is None:
+            if not all_verified or self.arguments.slice is None:
                 self._save(self.saver, wait=not all_verified)
 
 

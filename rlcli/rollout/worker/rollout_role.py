@@ -86,14 +86,14 @@ class RolloutRole:
         self.counters = counters()
 
     def run(
-        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks = NO_SHARED_TASKS
+        self, tasks: Sequence[PromptTask], arguments: RolloutArguments, queue: RoundTasks = NO_SHARED_TASKS
     ) -> Iterator[Progress | RolloutBatch]:
         """Generate and verify; yields progress regularly, and the report last. tasks: those assigned to this engine.
         queue: shared with other engines; its groups are taken as slots become free. A call with a slice resumes the
         unfinished requests of the previous one."""
         started = reported = time.monotonic()
         self.finish_saving()
-        round = self._start_round(call)
+        round = self._start_round(arguments)
         source, assembler = round.source, round.assembler
         work_queue, ends_early = WorkQueue(queue, self.counters), queue.until is not None
         for task in tasks:
@@ -113,8 +113,8 @@ class RolloutRole:
                 grant = self.engine.agree(self._grant(work_queue, round, counted=ends_early))
                 for index in grant.take:
                     round.begin(queue.tasks[index])
-            over = self._is_over(call.slice, steps, started, exchanges)
-            if time.monotonic() - reported > call.progress_s:
+            over = self._is_over(arguments.slice, steps, started, exchanges)
+            if time.monotonic() - reported > arguments.progress_s:
                 reported = time.monotonic()
                 yield assembler.progress()
         if grant.stop:
@@ -123,8 +123,8 @@ class RolloutRole:
             source.close()
         generated = time.monotonic()
         rename_current("verify")
-        if call.slice is not None and call.slice.seconds is not None and not self.engine.unfinished:
-            assembler.await_verdicts(started + call.slice.seconds - generated)
+        if arguments.slice is not None and arguments.slice.seconds is not None and not self.engine.unfinished:
+            assembler.await_verdicts(started + arguments.slice.seconds - generated)
         report = round.report()
         verified = time.monotonic()
         self._shard = round.assembler.shard
@@ -196,15 +196,15 @@ class RolloutRole:
         """True if this worker verifies and keeps the samples of its engine."""
         return self.scorer is not None
 
-    def _start_round(self, call: RolloutArguments) -> RolloutRound:
+    def _start_round(self, arguments: RolloutArguments) -> RolloutRound:
         """Start the round of a call, or resume the streaming one."""
-        if call.slice is None:
+        if arguments.slice is None:
             self.pause()
-            self.engine.begin(call.sampling)
-            return RolloutRound(self, call)
+            self.engine.begin(arguments.sampling)
+            return RolloutRound(self, arguments)
         if self._streaming is None:
-            self._streaming = RolloutRound(self, call)
-        self._streaming.resume(call)
+            self._streaming = RolloutRound(self, arguments)
+        self._streaming.resume(arguments)
         return self._streaming
 
     def _is_over(self, slice: Slice | None, steps: int, started: float, exchanges: bool) -> bool:
@@ -254,35 +254,35 @@ class RolloutRole:
 class RolloutRound:
     """The generation of one call of `RolloutRole.run`, or of several calls with slices."""
 
-    def __init__(self, role: RolloutRole, call: RolloutArguments) -> None:
-        self.assembler = SampleAssembler(role.verification, role.rank, call, role.save)
+    def __init__(self, role: RolloutRole, arguments: RolloutArguments) -> None:
+        self.assembler = SampleAssembler(role.verification, role.rank, arguments, role.save)
         """Verifies and reports finished samples."""
         self._in_flight = InFlight(role.engine)
         self.source = role.build_source(self._in_flight, self.assembler)
         """Adds requests to the engine, and handles its outputs."""
-        self._role, self._call, self._keys = role, call, count()
+        self._role, self._arguments, self._keys = role, arguments, count()
         self._reported = RolloutStats()
 
     def begin(self, task: PromptTask) -> None:
         """Start the missing responses of a group on the engine."""
         self.assembler.begin(task)
-        task, step = self._role.with_images(task), self._call.step if task.step is None else task.step
+        task, step = self._role.with_images(task), self._arguments.step if task.step is None else task.step
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             index = task.first_sample + sample
-            seed = sample_seed(self._call.seed, self._call.purpose, step, task.prompt.id, index)
+            seed = sample_seed(self._arguments.seed, self._arguments.purpose, step, task.prompt.id, index)
             self.source.open(next(self._keys), SampleRequest(task, sample, seed, step))
 
     def finish(self, generation: Generation) -> None:
         """Handle a finished response of the engine: it is verified, or sent to its environment."""
         self.source.add_output(self._in_flight.finished(generation, self._role.version))
 
-    def resume(self, call: RolloutArguments) -> None:
+    def resume(self, arguments: RolloutArguments) -> None:
         """Start the next slice."""
-        self._call = call
-        self.assembler.resume(call)
+        self._arguments = arguments
+        self.assembler.resume(arguments)
         self.source.set_version(self._role.version)
         if not self._role.engine.unfinished:
-            self._role.engine.begin(call.sampling)
+            self._role.engine.begin(arguments.sampling)
         for output in self._in_flight.resume():
             self.source.add_output(output)
 

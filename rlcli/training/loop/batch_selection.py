@@ -46,15 +46,15 @@ class SelectedSamples:
     """References to the `SampleShard`s, indexed by `samples.shard`."""
     active: list[bool] | None
     """True for those that have a gradient; None: all have one."""
-    reward: float
-    """Shaped mean of all samples of the step that count, selected or not; NaN if none does."""
+    mean_shaped_reward: float
+    """Mean shaped reward of all samples of the step that count, selected or not; NaN if none does."""
     exclusion_reasons: Int8[np.ndarray, " N"]
     """Reason to exclude each sample of the step, 0 if it counts (`sample_filter.exclusion_reasons`)."""
     one_prompt: bool
     """Samples of a group begin with the same prompt; those of an agent begin as it likes."""
     indexes: Int64[np.ndarray, " S"]
     """Index of each among all samples of the step."""
-    shaped: Float64[np.ndarray, " N"]
+    shaped_rewards: Float64[np.ndarray, " N"]
     """The shaped reward of each sample of the step; NaN if it does not count."""
 
 
@@ -70,32 +70,32 @@ def select_batch(batch: RolloutBatch, algorithm: Algorithm, config: RunConfig, s
     groups = torch.tensor(samples.prompt)
     rewards = shaped_rewards(samples, groups, config)
     scores = torch.tensor(batch.samples.score[reasons == 0])  # as in their signatures
-    known = _known_columns(batch, samples, rewards, scores, algorithm, config)
+    columns = _columns_before_forward(batch, samples, rewards, scores, algorithm, config)
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
-    selected = known.map(lambda values: values[indexes])
+    selected = columns.map(lambda values: values[indexes])
     _, dense = torch.unique(selected.groups, return_inverse=True)
     selected.groups = dense
     selected.group_tokens = torch.zeros(len(dense)).index_add_(0, dense, selected.lengths.float())[dense]
     if algorithm.selects_pairs:
         selected.pairs = torch.arange(len(indexes)) // 2
     skips = algorithm.skips_zero_advantages
-    counting, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
-    shaped[counting] = rewards.numpy()
+    counted, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
+    shaped[counted] = rewards.numpy()
     return SelectedSamples(
         samples=samples.take(indexes.numpy()),
         groups=dense.tolist(),
         columns=SampleColumns(**{name: values.numpy() for name, values in selected.present().items()}),
         shards=batch.shards,
         active=(sum_over_turns(selected.advantages.abs()) != 0).tolist() if skips else None,
-        reward=float(rewards.mean()),
+        mean_shaped_reward=float(rewards.mean()),
         exclusion_reasons=reasons,
         one_prompt=not config.environment.is_command,
-        indexes=counting[indexes.numpy()],
-        shaped=shaped,
+        indexes=counted[indexes.numpy()],
+        shaped_rewards=shaped,
     )
 
 
-def _known_columns(
+def _columns_before_forward(
     batch: RolloutBatch,
     samples: SampleTable,
     rewards: Float64[Tensor, " S"],
@@ -107,7 +107,7 @@ def _known_columns(
     import torch
 
     parts, part_weights = _parts(samples, rewards, batch.part_weights)
-    known: SampleColumns[Tensor] = SampleColumns(
+    columns: SampleColumns[Tensor] = SampleColumns(
         rewards=rewards,
         groups=torch.tensor(samples.prompt),
         lengths=torch.tensor(samples.response_tokens),
@@ -117,28 +117,28 @@ def _known_columns(
         parts=parts,
     )
     if algorithm.is_turn_level or samples.turn_rewards.size:
-        known.turn_rewards = turn_rewards(samples, rewards)
+        columns.turn_rewards = turn_rewards(samples, rewards)
     if algorithm.needs_baselines:
         baselines = [batch.baselines[prompt].score for prompt in samples.prompt.tolist()]
-        known.baselines = torch.tensor(baselines, dtype=torch.float64)
+        columns.baselines = torch.tensor(baselines, dtype=torch.float64)
     if len(config.teacher.models) > 1:
         numbers = [config.teacher.number_of(source) for source in batch.data_sources]
-        known.teacher = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
+        columns.teacher = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
     if algorithm.advantages_before_tokens:
-        known.advantages = algorithm.response_advantages(
+        columns.advantages = algorithm.response_advantages(
             AdvantageInputs(
                 rewards=rewards,
-                groups=known.groups,
-                lengths=known.lengths,
-                baselines=known.get("baselines"),
+                groups=columns.groups,
+                lengths=columns.lengths,
+                baselines=columns.get("baselines"),
                 parts=parts,
                 part_weights=part_weights,
-                turn_rewards=known.get("turn_rewards"),
+                turn_rewards=columns.get("turn_rewards"),
                 turn_states=turn_states(samples),
                 turns=torch.tensor(samples.turns),
             )
         )
-    return known
+    return columns
 
 
 def shaped_rewards(samples: SampleTable, groups: Int64[Tensor, " S"], config: RunConfig) -> Float64[Tensor, " S"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from rlcli.errors import RunFailed
 from rlcli.rollout.scheduler.prefetch import KILL_TIMEOUT_S
@@ -23,6 +23,15 @@ T = TypeVar("T")
 E = TypeVar("E")
 AnyCall: TypeAlias = Future[Any]
 """A call that is only waited for. Any: typeshed's `wait` and `as_completed` take futures of one type only."""
+
+
+class Transfer(NamedTuple):
+    """A transfer of weights to engines in other workers."""
+
+    bytes: int
+    """Received by each engine."""
+    seconds: float
+    """For sending and receiving; if the weights were sent ahead, for sending."""
 
 
 class Engines:
@@ -63,33 +72,31 @@ class Engines:
             return Synced.of_all(self.policy.call(WorkerCalls.sync_weights, probe, version))
         if self.broadcasts is None:
             self.broadcasts = self._join(self.dedicated)
-        received, seconds = self._transfer(self.dedicated)
-        sent = self.policy.call(WorkerCalls.sent_weights)
+        transfer = self._transfer(self.dedicated)
+        sent = self.policy.call(WorkerCalls.sent_checksums)
         share = self.policy.call(WorkerCalls.changed_share)
-        if self.copies and (wrong := self._wrong(self.dedicated, sent)):
-            # The engines still compute with the earlier weights: nothing is sampled with wrong ones.
-            self.on_note(f"all weights are sent again: {wrong} did not arrive as it was sent")
-            resent_bytes, resent_s = self._transfer(self.dedicated, resend_all=True)
-            received, seconds, sent = (
-                received + resent_bytes,
-                seconds + resent_s,
-                self.policy.call(WorkerCalls.sent_weights),
-            )
-            if wrong := self._wrong(self.dedicated, sent):
+        # The engines still compute with the earlier weights: nothing is sampled with corrupted ones.
+        if self.copies and (tensor := self._corrupted_tensor(self.dedicated, sent)):
+            self.on_note(f"all weights are sent again: {tensor} did not arrive as it was sent")
+            resent = self._transfer(self.dedicated, resend_all=True)
+            transfer = Transfer(transfer.bytes + resent.bytes, transfer.seconds + resent.seconds)
+            sent = self.policy.call(WorkerCalls.sent_checksums)
+            if tensor := self._corrupted_tensor(self.dedicated, sent):
                 raise RunFailed(
-                    f"{wrong} did not arrive at an engine's worker as it was sent, even with all weights sent again",
+                    f"{tensor} did not arrive at an engine's worker as it was sent, even with all weights sent again",
                     "the memory or the network of its machine is at fault: run rlcli doctor there",
                 )
         log_probs = self.policy.call(WorkerCalls.probe_log_probs, probe.tolist())
         loaded = Synced.of_all(self.dedicated.call(WorkerCalls.activate_weights, probe, log_probs, version, sent))
-        return loaded._replace(bytes=received, seconds=seconds + loaded.seconds * self.copies, share=share)
+        load_s = loaded.seconds if self.copies else 0.0  # without copies engines load during the transfer
+        return loaded._replace(bytes=transfer.bytes, seconds=transfer.seconds + load_s, share=share)
 
-    def send_ahead(self, generating: Future[None]) -> None:
-        """Send the policy's weights to the copies while the engines generate: until that is done, or `generating` is.
+    def send_ahead(self, generation: Future[None]) -> None:
+        """Send the policy's weights to the copies while the engines generate: until that is done, or `generation` is.
         `sync` then has the engines load them. Nothing happens without `overlaps`, or before the first sync."""
-        if self.overlaps and self.broadcasts and not generating.done():
+        if self.overlaps and self.broadcasts and not generation.done():
             self._sending = in_background(self._send)
-            either: list[AnyCall] = [self._sending, generating]
+            either: list[AnyCall] = [self._sending, generation]
             wait(either, return_when=FIRST_COMPLETED)
 
     def _send(self) -> float:
@@ -97,24 +104,24 @@ class Engines:
         self.policy.call(WorkerCalls.broadcast_weights)
         return time.perf_counter() - began
 
-    def _transfer(self, dedicated: Workers, *, resend_all: bool = False) -> tuple[int, float]:
-        """Bytes that each engine received, and seconds. resend_all: unchanged weights too."""
+    def _transfer(self, dedicated: Workers, *, resend_all: bool = False) -> Transfer:
+        """Send the policy's weights, or receive those that were sent ahead. resend_all: unchanged weights too."""
         began = time.perf_counter()
         sending, self._sending = self._sending, None
         if sending is not None:
-            sent_in, received = self._both(sending.result, lambda: dedicated.call(WorkerCalls.receive_broadcast))
-            return max(received), sent_in
-        transfer = self._by_broadcast if self.broadcasts else self._by_object_store
-        return transfer(dedicated, resend_all), time.perf_counter() - began
+            send_s, received = self._call_both(sending.result, lambda: dedicated.call(WorkerCalls.receive_broadcast))
+            return Transfer(max(received), send_s)
+        send = self._by_broadcast if self.broadcasts else self._by_object_store
+        return Transfer(send(dedicated, resend_all), time.perf_counter() - began)
 
-    def _wrong(self, dedicated: Workers, sent: dict[str, TensorChecksum]) -> str:
+    def _corrupted_tensor(self, dedicated: Workers, sent: dict[str, TensorChecksum]) -> str:
         """The first tensor that a copy does not hold as it was sent; empty if there is none."""
-        return next((names[0] for names in dedicated.call(WorkerCalls.copy_differs, sent) if names), "")
+        return next((names[0] for names in dedicated.call(WorkerCalls.corrupted_tensors, sent) if names), "")
 
     def _join(self, dedicated: Workers) -> bool:
         """Form a process group of trainers and engines; returns whether that worked."""
         host, port = self.policy.call(WorkerCalls.rendezvous)
-        joins = self._both(
+        joins = self._call_both(
             lambda: self.policy.call(WorkerCalls.join_engines, host, port, len(dedicated)),
             lambda: dedicated.call(WorkerCalls.join_engines, host, port, len(dedicated)),
         )
@@ -125,7 +132,7 @@ class Engines:
 
     def _by_broadcast(self, dedicated: Workers, resend_all: bool = False) -> int:
         """Bytes that each engine received."""
-        _, received = self._both(
+        _, received = self._call_both(
             lambda: self.policy.call(WorkerCalls.broadcast_weights, resend_all),
             lambda: dedicated.call(WorkerCalls.receive_broadcast),
         )
@@ -136,15 +143,15 @@ class Engines:
         received = 0
         # The next bucket is gathered while the engines load the last one: at most two are in memory.
         with ThreadPoolExecutor(1) as executor:
-            coming = executor.submit(self.policy.call, WorkerCalls.send_weights, True, resend_all)
+            coming = executor.submit(self.policy.call, WorkerCalls.next_weight_bucket, True, resend_all)
             while bucket := coming.result():
-                coming = executor.submit(self.policy.call, WorkerCalls.send_weights, False)
-                received += max(dedicated.call(WorkerCalls.receive_weights, bucket))
+                coming = executor.submit(self.policy.call, WorkerCalls.next_weight_bucket, False)
+                received += max(dedicated.call(WorkerCalls.load_weight_bucket, bucket))
         return received
 
-    def _both(self, trainers: Callable[[], T], engines: Callable[[], E]) -> tuple[T, E]:
-        """Call both groups at once. The first error of either is raised; the other group, which may wait for the
-        failed one, is ended with it."""
+    def _call_both(self, trainers: Callable[[], T], engines: Callable[[], E]) -> tuple[T, E]:
+        """Call both groups at once. The first error of either is raised; both are killed then, since the other group
+        may wait for the failed one."""
         trained, received = in_background(trainers), in_background(engines)
         calls: list[AnyCall] = [trained, received]
         try:

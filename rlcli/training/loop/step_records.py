@@ -197,7 +197,7 @@ def _write_advantages(
         samples.saved_group,
         samples.sample,
         step_advantages(selected, means),
-        selected.shaped,
+        selected.shaped_rewards,
         reasons,
     )
     write_table(path, table)
@@ -216,6 +216,6 @@ def step_advantages(selected: SelectedSamples, means: Mapping[int, float]) -> Fl
         values[list(means)] = list(means.values())
     else:
         values = known.astype(np.float64)
-    advantages: np.ndarray = np.full(len(selected.shaped), np.nan)
+    advantages: np.ndarray = np.full(len(selected.shaped_rewards), np.nan)
     advantages[selected.indexes] = values
     return advantages

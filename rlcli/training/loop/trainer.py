@@ -79,10 +79,10 @@ class StopRequest(Protocol):
 
 
 class Trainer:
-    """One run on `groups` of workers, which are built and idle. The loop is `run`; the algorithm's step is `step`.
+    """One run on `pools` of workers, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
-    all of it. listeners: constructors of the published listeners, by name. plan: the planner's input, for listeners.
+    all of it. listeners: constructors of the published listeners, by name. planner_input: `ListenedRun.plan`.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class Trainer:
         context: RunContext,
         prompts: TokenizedPrompts,
         held_out: TokenizedPrompts | None,
-        groups: WorkerPools,
+        pools: WorkerPools,
         folder: RunFolder,
         trackers: Trackers,
         view: View,
         stop: StopRequest,
         listeners: Mapping[str, Callable[[ListenedRun], Listener]] | None = None,
-        plan: Callable[[], object] = lambda: None,
+        planner_input: Callable[[], object] = lambda: None,
     ) -> None:
         self.config = config = context.config
         self.dtype = context.facts.dtype
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         self.held_out = held_out
-        self.done = 0
+        self.steps_done = 0
         """Steps so far."""
         self.version = 0
         """Weight syncs so far."""
@@ -120,12 +120,12 @@ class Trainer:
         # Any tokens serve as the probe; a prompt's tokens are typical for the model.
         self.probe = prompts.text_tokens(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
-        self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
-        self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
-        self.teachers = Teachers(self.algorithm, config, groups.policy, groups.teachers)
+        self.workers, self.folder, self.trackers, self.view, self.stop = pools.policy, folder, trackers, view, stop
+        self.critic = Critic(self.algorithm, config, pools.policy, pools.critic)
+        self.teachers = Teachers(self.algorithm, config, pools.policy, pools.teachers)
         self.engines = Engines(
-            groups.policy,
-            groups.engines,
+            pools.policy,
+            pools.engines,
             view.note,
             copies=config.copies_weights,
             overlaps="ahead" in config.rollout.sync,
@@ -138,8 +138,8 @@ class Trainer:
         self.checkpointer = Checkpointer(
             checkpoints,
             folder,
-            groups.policy,
-            groups.critic,
+            pools.policy,
+            pools.critic,
             view.note,
             self.records.flush,
             rules.best_by,
@@ -147,7 +147,7 @@ class Trainer:
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.log_prob_check = self._log_prob_check(prompts)
-        listened = ListenedRun(folder.path, config, view.note, view.warning, folder.event, plan)
+        listened = ListenedRun(folder.path, config, view.note, view.warning, folder.event, planner_input)
         self.listeners = Listeners.of(listened, listeners or {})
         self.invariants = Invariants()
         faults = config.fault_tolerance
@@ -188,10 +188,10 @@ class Trainer:
         total = self.config.train.steps
         with closing(self.prefetcher), closing(self.listeners), self.lost_engines.reporting(self.view.note):
             self.begin(checkpoint)
-            while self.done < total and not self.stop.requested:
-                number = self.done + 1
+            while self.steps_done < total and not self.stop.requested:
+                step = self.steps_done + 1
                 try:
-                    self.after_step(number, self.step(number))
+                    self.after_step(step, self.step(step))
                 except RollBack as bad:
                     self.roll_back(str(bad))
                     self.period_start = time.perf_counter()
@@ -203,33 +203,33 @@ class Trainer:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
         self.show_start()
-        self.listeners.begin(self.done)
-        self.phase("sync", self.done)
-        self.log_prob_check.prepare(self.done, 0.0, counts=False)
+        self.listeners.begin(self.steps_done)
+        self.phase("sync", self.steps_done)
+        self.log_prob_check.prepare(self.steps_done, 0.0, counts=False)
         self.sync_weights()
-        self.log_prob_check.check(self.done, [], counts=False)
+        self.log_prob_check.check(self.steps_done, [], counts=False)
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             metrics = self.evaluate()
-            self.trackers.amend(self.done, metrics) if self.done else self.trackers.log(0, metrics)
-            self.listeners.evaluated(self.done, metrics)
+            self.trackers.amend(self.steps_done, metrics) if self.steps_done else self.trackers.log(0, metrics)
+            self.listeners.evaluated(self.steps_done, metrics)
         self.stop.armed = True
         self.period_start = time.perf_counter()
 
     def finish(self) -> RunResult:
         """End the run: write the last checkpoint, and return the result."""
-        if self.checkpointer.saved < self.done:
-            self.phase("checkpoint", self.done)
-            self.checkpointer.begin(self.done, *self.state_dict())
+        if self.checkpointer.saved < self.steps_done:
+            self.phase("checkpoint", self.steps_done)
+            self.checkpointer.begin(self.steps_done, *self.state_dict())
         self.checkpointer.finish()
         self.records.flush()
-        self.listeners.finish(self.done)
-        stopped = self.done < self.config.train.steps or self.evaluation_due()
+        self.listeners.finish(self.steps_done)
+        stopped = self.steps_done < self.config.train.steps or self.evaluation_due()
         if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
             self.view.warning(f"warning {NO_UPDATE}: {text}")
-            self.folder.event("warning", step=self.done, name=NO_UPDATE, text=text)
-        self.folder.event("stopped" if stopped else "finished", step=self.done)
+            self.folder.event("warning", step=self.steps_done, name=NO_UPDATE, text=text)
+        self.folder.event("stopped" if stopped else "finished", step=self.steps_done)
         return RunResult(
-            self.done,
+            self.steps_done,
             self.curve_measure,
             self.curve_values,
             self.evaluations,
@@ -237,20 +237,20 @@ class Trainer:
             stopped,
         )
 
-    def after_step(self, number: int, metrics: dict[str, float]) -> None:
+    def after_step(self, step: int, metrics: dict[str, float]) -> None:
         """Start a checkpoint, evaluate, and record metrics. The checkpoint is written while the run continues,
         and committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
         self.period_start = time.perf_counter()
         self.records.phase("record")
-        self.done = number
+        self.steps_done = step
         self.curve_values.append(self.curve_measure.of(metrics))
         texts = self.texts()
         self.checkpointer.poll()
-        if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
+        if self.stop.requested or step == self.config.train.steps or (every and step % every == 0):
             with timed("checkpoint", metrics):
-                self.phase("checkpoint", number)
-                self.checkpointer.begin(number, *self.state_dict())
+                self.phase("checkpoint", step)
+                self.checkpointer.begin(step, *self.state_dict())
         if not self.stop.requested and self.evaluation_due():
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
@@ -258,21 +258,21 @@ class Trainer:
         self.period_start += outside_step_s
         self.records.phase("record")
         if outside_step_s:
-            groups = self.groups()
+            groups = self.worker_groups()
             self.records.add_spans({name: group.call(WorkerCalls.busy_spans) for name, group in groups.items()})
-        self.trackers.log(number, metrics)
-        self.records.end(number)
-        self.listeners.step(number, metrics)
+        self.trackers.log(step, metrics)
+        self.records.end(step)
+        self.listeners.step(step, metrics)
         self.view.step(metrics)
         self.view.samples(texts)
 
-    def step(self, number: int) -> dict[str, float]:
+    def step(self, step: int) -> dict[str, float]:
         """One step: generate and verify, select and plan, compute advantages, update, sync the new weights."""
-        clock = Clock(lambda name: self.phase(name, number), self.period_start)
+        clock = Clock(lambda name: self.phase(name, step), self.period_start)
         self.records.begin()
-        seed = step_seed(self.config.train.seed, number)
+        seed = step_seed(self.config.train.seed, step)
         with clock.phase("generate"):
-            batch = self.prefetcher.take(number)
+            batch = self.prefetcher.take(step)
             self.invariants.check_seeds(batch.samples)
             self.listeners.generated(batch.samples)
         with clock.phase("plan"):
@@ -280,10 +280,10 @@ class Trainer:
                 self.engines.release_memory()
             selected = select_batch(batch, self.algorithm, self.config, seed)
             plan = plan_step(selected, self.config, self.workers.data_ranks)
-            self.guard.check_counted(number, selected.exclusion_reasons)
+            self.guard.check_counted(step, selected.exclusion_reasons)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
-            recording = self.records.recording(number, batch, selected)
+            recording = self.records.recording(step, batch, selected)
             self.workers.call(WorkerCalls.load, bins, build_train_rows(plan, selected, seed, recording, self.version))
             self.critic.load(selected, seed)
             self.teachers.load(selected, seed)
@@ -302,31 +302,31 @@ class Trainer:
             if self.algorithm.works_on_tokens:
                 self.workers.call(WorkerCalls.compute_advantages, self.algorithm.kl.coef)
         with clock.phase("update"):
-            updates, lr = self.update(number, plan, selected)
+            updates, lr = self.update(step, plan, selected)
         with clock.phase("wait_for_rollout"):
-            self.engines.send_ahead(self.prefetcher.generating)
+            self.engines.send_ahead(self.prefetcher.generation)
             self.prefetcher.wait()
         with clock.phase("sync"):
-            self.log_prob_check.prepare(number, updates.compared_tokens)
+            self.log_prob_check.prepare(step, updates.compared_tokens)
             synced = self.sync_weights()
         self.records.phase("measure")
-        reports = {name: group.call(WorkerCalls.step_report) for name, group in self.groups().items()}
-        compared = self.log_prob_check.check(number, [report.compared for report in reports["worker"]])
-        self.records.trained(number, batch, selected, reports)
+        reports = {name: group.call(WorkerCalls.step_report) for name, group in self.worker_groups().items()}
+        compared = self.log_prob_check.check(step, [report.compared for report in reports["worker"]])
+        self.records.trained(step, batch, selected, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
         measured = (
             self.measure(batch, selected, plan, updates) | lr | synced | compared | peaks | engine_metrics(reports)
         )
-        self.warnings.check_sync(number, measured)
+        self.warnings.check_sync(step, measured)
         return measured | time_metrics(clock, batch, plan, self.prefetcher.busy_s)
 
-    def update(self, number: int, plan: Plan, selected: SelectedSamples) -> tuple[Updates, dict[str, float]]:
+    def update(self, step: int, plan: Plan, selected: SelectedSamples) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's and, after the critic's warm-up, the policy's."""
         train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
 
         def rate(peak: float, first_step: int) -> float:
             return lr_at(
-                max(number - first_step - 1, 0),
+                max(step - first_step - 1, 0),
                 steps=train.steps - first_step,
                 peak=peak,
                 warmup_steps=train.warmup_steps,
@@ -344,10 +344,10 @@ class Trainer:
             for index in range(len(plan.minibatches)):
                 if self.critic.needed:
                     sums = self.critic.update(index, rates["critic/lr"])
-                    updates.critic.append(self.guard.check(CRITIC, self.critic.workers, number, index, sums))
-                if number > warmup:
+                    updates.critic.append(self.guard.check(CRITIC, self.critic.workers, step, index, sums))
+                if step > warmup:
                     sums = self.workers.call(WorkerCalls.update, index, coefficients)
-                    updates.policy.append(self.guard.check(POLICY, self.workers, number, index, sums))
+                    updates.policy.append(self.guard.check(POLICY, self.workers, step, index, sums))
                     self.invariants.check_update(plan, selected, index, sums)
         return updates, rates
 
@@ -359,7 +359,7 @@ class Trainer:
             **sample_metrics(batch.samples),
             **set_metrics(batch.samples, counted, batch.sources),
             **exclusion_metrics(selected.exclusion_reasons),
-            "reward/shaped": selected.reward,
+            "reward/shaped": selected.mean_shaped_reward,
             **batch.stats.metrics(),
             **batch.selection,
             **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),
@@ -373,11 +373,11 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(selected.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(selected.samples))
-        self.warnings.check(self.done + 1, metrics)
+        self.warnings.check(self.steps_done + 1, metrics)
         return metrics
 
     def sync_weights(self) -> dict[str, float]:
-        """Sync weights. Raises RunFailed if an engine does not hold them, or computes no number with them."""
+        """Sync weights. Raises RunFailed if an engine does not hold them, or returns a log-prob that is not finite."""
         self.prefetcher.wait()
         self.critic.drop_batch()
         self.teachers.drop_batch()
@@ -393,7 +393,7 @@ class Trainer:
             )
         return sync_metrics(synced)
 
-    def groups(self) -> dict[str, Workers]:
+    def worker_groups(self) -> dict[str, Workers]:
         """Each group of workers once, by its first role, as in the timeline. Call them while they are idle, as after a
         sync: a group that generates would answer only afterwards."""
         by_role = {
@@ -407,15 +407,15 @@ class Trainer:
 
     def evaluation_due(self) -> bool:
         """True if the current weights are to be evaluated and have not been."""
-        if self.held_out is None or self.done in self.evaluations:
+        if self.held_out is None or self.steps_done in self.evaluations:
             return False
         every = self.config.evaluation.every
-        return self.done in (0, self.config.train.steps) or (every > 0 and self.done % every == 0)
+        return self.steps_done in (0, self.config.train.steps) or (every > 0 and self.steps_done % every == 0)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights; returns the metrics."""
         assert self.held_out is not None, "nothing to evaluate on"
-        step = self.done
+        step = self.steps_done
         self.phase("evaluate", step)
         report = evaluate(
             self.engines.workers,
@@ -439,7 +439,7 @@ class Trainer:
         source, shards = self.source.state()
         probe = self.probe.tolist()
         return {
-            "step": self.done,
+            "step": self.steps_done,
             "version": self.version,
             "warnings": self.warnings.state(),
             "cursor": dict(self.source.cursor.state()),
@@ -475,7 +475,7 @@ class Trainer:
             # Older checkpoints have "alarms" instead, or neither.
             self.warnings.restore(state.get("warnings", state.get("alarms", {})))
             self.invariants.forget()
-            self.done = checkpoint.step
+            self.steps_done = checkpoint.step
             self.version = state["version"] - 1  # the sync that follows was counted already
         rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.has_started else -1)
         self.curve_values = course_of(self.folder.path, self.curve_measure)
@@ -485,7 +485,7 @@ class Trainer:
     def roll_back(self, why: str) -> None:
         """Continue from the last checkpoint, with the next prompts; if there is none yet, from the current weights,
         since the bad update was skipped."""
-        self.phase("restore", self.done)
+        self.phase("restore", self.steps_done)
         self.records.flush()  # before the files of later steps are removed
         self.checkpointer.poll(wait=True)
         self.prefetcher.wait()
@@ -495,7 +495,7 @@ class Trainer:
         else:
             check_rollbacks(self.folder.path, checkpoint, why)
             self.view.note(f"{why}; back to {checkpoint.path}, with other prompts")
-            self.folder.event("rolled_back", step=self.done + 1, to=checkpoint.step)
+            self.folder.event("rolled_back", step=self.steps_done + 1, to=checkpoint.step)
             cursor, in_a_row = self.source.cursor, self.guard.state()
             self.load(checkpoint)
             self.source.cursor = cursor
@@ -503,18 +503,24 @@ class Trainer:
             self.show_start()
         self.prefetcher.discard()  # samples of the skipped prompts
         self.invariants.forget()
-        rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
-        self.listeners.begin(self.done)
-        self.log_prob_check.prepare(self.done, 0.0, counts=False)
+        rewind(self.folder.path, self.steps_done)  # the step's second attempt may have fewer rounds
+        self.listeners.begin(self.steps_done)
+        self.log_prob_check.prepare(self.steps_done, 0.0, counts=False)
         self.sync_weights()
-        self.log_prob_check.check(self.done, [], counts=False)
+        self.log_prob_check.check(self.steps_done, [], counts=False)
 
     def show_start(self) -> None:
         """Show the step at which the run starts or resumes, with the steps before."""
-        earlier_steps = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
-        marks = marks_of(events_of(self.folder.path)) if self.done else []
+        earlier_steps = [line for line in metrics_of(self.folder.path) if line["step"]] if self.steps_done else []
+        marks = marks_of(events_of(self.folder.path)) if self.steps_done else []
         self.view.start(
-            self.config.train.steps, self.folder.path.name, self.done, self.curve_measure, earlier_steps, 0.0, marks
+            self.config.train.steps,
+            self.folder.path.name,
+            self.steps_done,
+            self.curve_measure,
+            earlier_steps,
+            0.0,
+            marks,
         )
 
     def phase(self, name: str, step: int) -> None:

@@ -152,26 +152,26 @@ class WorkerCalls(RolloutCalls, Protocol):
         """Receive from `broadcast_weights`, and load the weights or keep them as a copy. Returns the bytes."""
 
     @dispatch(collect="first")
-    def send_weights(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
+    def next_weight_bucket(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
         """A reference to the next bucket of weights for engines in other workers, from the `first` on; an
         empty list after the last. Collective; rank 0 sends. resend_all: unchanged weights too."""
 
     @dispatch(collect="first")
-    def sent_weights(self) -> dict[str, TensorChecksum]:
-        """Checksums of all weights that `send_weights` returned, or that engines have with what it returned."""
+    def sent_checksums(self) -> dict[str, TensorChecksum]:
+        """Checksums of all weights that `next_weight_bucket` returned, or that engines have with what it returned."""
 
     @dispatch(collect="first")
     def changed_share(self) -> float:
         """Share of the values that differed from those sent before, in the last sync; 1 if all were sent unseen."""
 
     @dispatch()
-    def receive_weights(self, bucket: list[ObjectRef[Bucket]]) -> int:
-        """Load the result of another group's `send_weights`, and wait until the engine has read it; or keep it as a
-        copy. Returns its bytes."""
+    def load_weight_bucket(self, bucket: list[ObjectRef[Bucket]]) -> int:
+        """Load the result of another group's `next_weight_bucket`, and wait until the engine has read it; or keep it as
+        a copy. Returns its bytes."""
 
     @dispatch(shared=["sent"])
-    def copy_differs(self, sent: dict[str, TensorChecksum]) -> list[str]:
-        """Names of the tensors of this worker's copy that are not as they were sent. The engine computes with the
+    def corrupted_tensors(self, sent: dict[str, TensorChecksum]) -> list[str]:
+        """Names of the tensors of this worker's copy that differ from `sent`. The engine computes with the
         earlier weights until `activate_weights`."""
 
     @dispatch(shared=["sent"])
@@ -179,7 +179,7 @@ class WorkerCalls(RolloutCalls, Protocol):
         self, probe: Int32[np.ndarray, " T"], log_probs: list[float], version: int, sent: dict[str, TensorChecksum]
     ) -> Synced:
         """After the last bucket: activate the weights, and check and compare them as `sync_weights` does. log_probs:
-        the trainer's, of `probe`. sent: the result of its `sent_weights`."""
+        the trainer's, of `probe`. sent: the result of its `sent_checksums`."""
 
     @dispatch()
     def save_state(self, folder: str) -> None:

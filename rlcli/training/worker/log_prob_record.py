@@ -36,13 +36,13 @@ class LogProbRecord:
         self.version, self.equal_weights = version, True
         self._log_probs = {}
 
-    def end(self) -> None:
-        """An optimizer step was taken: from here on the weights differ from the engine's."""
+    def weights_changed(self) -> None:
+        """Stop recording for this step: an optimizer step was taken, and the weights differ from the engine's."""
         self.equal_weights = False
 
     @property
     def tokens(self) -> int:
-        """Tokens of the current weights whose log-probs were kept since the last call of `end`."""
+        """Tokens of the current weights whose log-probs were kept; 0 after `weights_changed`."""
         if not self.equal_weights:
             return 0
         return sum(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.train_rows import SampleColumns
@@ -18,10 +18,11 @@ from rlcli.errors import REPORT, RunFailed
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Float, Float32, Int64
+    from jaxtyping import Float
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
+A = TypeVar("A")
 
 SLICE_SIZE = 1024
 """Weights of one tensor that are compared before and after an optimizer step."""
@@ -48,6 +49,21 @@ def sum_over_turns(values: np.ndarray | Tensor) -> np.ndarray | Tensor:
     return values if values.ndim == 1 else values.sum(1)
 
 
+class PackedTokens(NamedTuple, Generic[A]):
+    """What a micro-batch of S sequences and R response tokens is trained on: tensors on its device, or arrays."""
+
+    samples: A
+    """[S] Index of each sequence's sample in the step."""
+    lengths: A
+    """[S] Response tokens of each sequence."""
+    sequence: A
+    """[R] Sequence of each response token."""
+    targets: A
+    """[R] Its id."""
+    rollout_log_probs: A
+    """[R] The engine's log-prob of it."""
+
+
 class RowCheck:
     """Compares the rows of a batch with their signatures, as they are packed for the loss."""
 
@@ -57,37 +73,26 @@ class RowCheck:
         self.columns, self._one_prompt = columns, one_prompt
         self._prompts: dict[int, int] = {}
 
-    def check(self, micros: Sequence[tuple[Sequence[Trajectory], Sequence[Tensor]]]) -> None:
-        """micros: of each micro-batch its rows, and the tensors that it is trained on (see `_check_micro`), which are
-        copied to the host at once. Raises RunFailed."""
+    def check(self, micros: Sequence[tuple[Sequence[Trajectory], PackedTokens[Tensor]]]) -> None:
+        """micros: of each micro-batch the trajectory of each of its sequences, from its shard, and what it is trained
+        on. All tensors are copied to the host at once. Raises RunFailed."""
         from rlcli.model.device_copies import download
 
         if not self.columns.has("signatures"):
             return
-        columns = [tensor for _, tensors in micros for tensor in tensors]
-        arrays = iter([tensor.numpy() for tensor in download(columns)])
-        for rows, tensors in micros:
-            self._check_micro(rows, *(next(arrays) for _ in tensors))
+        arrays = iter([tensor.numpy() for tensor in download([tensor for _, packed in micros for tensor in packed])])
+        for rows, packed in micros:
+            self._check_micro(rows, PackedTokens(*(next(arrays) for _ in packed)))
 
-    def _check_micro(
-        self,
-        rows: Sequence[Trajectory],
-        samples: Int64[np.ndarray, " S"],
-        counts: Int64[np.ndarray, " S"],
-        sequence: Int64[np.ndarray, " R"],
-        targets: Int64[np.ndarray, " R"],
-        engine: Float32[np.ndarray, " R"],
-    ) -> None:
-        """rows: the trajectory of each sequence, from its shard. samples, counts: its index in the step, and its
-        response tokens. sequence, targets, engine: of each response token its sequence, its id, and the engine's
-        log-prob."""
+    def _check_micro(self, rows: Sequence[Trajectory], packed: PackedTokens[np.ndarray]) -> None:
         import numpy as np
 
         signatures = self.columns.signatures
-        if not np.array_equal(np.bincount(sequence, minlength=len(counts)), counts):
+        if not np.array_equal(np.bincount(packed.sequence, minlength=len(packed.lengths)), packed.lengths):
             raise RunFailed("the packed batch assigns response tokens to other samples than planned", REPORT)
-        ends = np.cumsum(counts)[:-1]
-        of_sample = zip(rows, samples.tolist(), np.split(targets, ends), np.split(engine, ends), strict=True)
+        ends = np.cumsum(packed.lengths)[:-1]
+        responses, engine_log_probs = np.split(packed.targets, ends), np.split(packed.rollout_log_probs, ends)
+        of_sample = zip(rows, packed.samples.tolist(), responses, engine_log_probs, strict=True)
         for row, sample, response, log_probs in of_sample:
             if self._one_prompt:
                 self._check_group(sample, row.tokens[: row.prompt_tokens])

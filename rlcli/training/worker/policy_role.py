@@ -84,7 +84,7 @@ class PolicyRole:
             self.policy.backward(loss, sums)
         totals = self.policy.step(coefficients.lr)
         compared = {"compared_tokens": float(self.log_prob_record.tokens)}
-        self.log_prob_record.end()
+        self.log_prob_record.weights_changed()
         return totals | compared | self._checks(batch, index) if totals and "bad" not in totals else totals
 
     def probe_log_probs(self, tokens: Int32[np.ndarray, " T"]) -> Float32[np.ndarray, " R"]:
@@ -151,7 +151,7 @@ class PolicyRole:
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
             right_tokens=counts.right_tokens,
-            on_policy_input=watch,
+            policy_input_hook=watch,
         )
         return objective.loss, objective.sums | checks
 

@@ -14,7 +14,7 @@ from rlcli.data.train_rows import MinibatchCounts, SampleColumns, TrainRows
 from rlcli.data.trajectories import Trajectory
 from rlcli.images.image_rule import ImageRule
 from rlcli.support.files import replacing
-from rlcli.training.worker.plan_integrity import RowCheck
+from rlcli.training.worker.plan_integrity import PackedTokens, RowCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,10 +120,15 @@ class MicroBatch:
         )
 
     @property
-    def trained_on(self) -> tuple[Tensor, ...]:
-        """Tensors that `RowCheck` compares: samples, lengths, and of each response token its sequence, id and
-        log-prob."""
-        return self.samples, self.lengths, self.packed.sequence, self.packed.targets, self.tokens.rollout_log_probs
+    def packed_tokens(self) -> PackedTokens[Tensor]:
+        """The tensors that `RowCheck` compares with the samples' signatures."""
+        return PackedTokens(
+            samples=self.samples,
+            lengths=self.lengths,
+            sequence=self.packed.sequence,
+            targets=self.packed.targets,
+            rollout_log_probs=self.tokens.rollout_log_probs,
+        )
 
     def spread(self, column: Shaped[Tensor, " S"] | Shaped[Tensor, "S K"]) -> Float32[Tensor, " R"]:
         """The value of each token's sequence, or of its turn."""
@@ -180,8 +185,8 @@ class TrainBatch:
                     pack.segments.prepare(device, dtype)
         on_device = iter(all_moved(packed, device))
         self.minibatches = [[next(on_device) for _ in micros] for micros in bins]
-        trained = [(micro.rows, micro.trained_on) for micro in self if not micro.empty]
-        RowCheck(step.columns, one_prompt=step.one_prompt).check(trained)
+        packed_rows = [(micro.rows, micro.packed_tokens) for micro in self if not micro.empty]
+        RowCheck(step.columns, one_prompt=step.one_prompt).check(packed_rows)
         if self.columns.has("advantages"):  # computed from the rewards alone
             self.spread("advantages", self.columns.advantages)
 

@@ -190,9 +190,9 @@ class Worker(WeightSync, WorkerCalls):
 
     @implements(WorkerCalls.rollout)
     def rollout(
-        self, tasks: Sequence[PromptTask], call: RolloutArguments, queue: RoundTasks | None = None
+        self, tasks: Sequence[PromptTask], arguments: RolloutArguments, queue: RoundTasks | None = None
     ) -> Iterator[Progress | RolloutBatch]:
-        yield from self._rollout.run(tasks, call, queue or NO_SHARED_TASKS)
+        yield from self._rollout.run(tasks, arguments, queue or NO_SHARED_TASKS)
 
     @implements(WorkerCalls.rollout_snapshot)
     def rollout_snapshot(self, end: bool) -> RolloutBatch:

@@ -583,8 +583,8 @@ def test_without_trials_only_functions_of_others_are_tried(register: Register, k
     ours.__module__ = module.__name__
     register(module, "ours", ours)
     register(module, "theirs", theirs)
-    build_algorithm(**{kind: "ours"}, tried=False)
+    build_algorithm(**{kind: "ours"}, trial_calls=False)
     with pytest.raises(ConfigError, match="ours fails"):
         build_algorithm(**{kind: "ours"})
     with pytest.raises(ConfigError, match="theirs fails"):
-        build_algorithm(**{kind: "theirs"}, tried=False)
+        build_algorithm(**{kind: "theirs"}, trial_calls=False)

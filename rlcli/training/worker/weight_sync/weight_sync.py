@@ -87,10 +87,10 @@ class WeightSync:
     """Host memory of a bucket between a GPU and Ray's object store."""
 
     def __init__(self) -> None:
-        self.outgoing: Iterator[list[NamedTensor]] = iter(())
+        self.buckets: Iterator[list[NamedTensor]] = iter(())
         self.incoming: Incoming | None = None
         self.broadcast: Broadcast | None = None
-        self.sums: Checksums | LastSent | None = None
+        self.checksums: Checksums | LastSent | None = None
         self._reset_sync_state()
 
     @implements(WorkerCalls.sync_weights)
@@ -139,7 +139,7 @@ class WeightSync:
 
     @implements(WorkerCalls.broadcast_weights)
     def broadcast_weights(self, resend_all: bool = False) -> None:
-        buckets = self._outgoing(BROADCAST_BYTES, resend_all)
+        buckets = self._stream_buckets(BROADCAST_BYTES, resend_all)
         if self.broadcast is not None:
             self.broadcast.send(buckets)
         for _ in buckets:  # the other ranks only gather
@@ -157,14 +157,14 @@ class WeightSync:
         self._await_device()
         return sum(sizes)
 
-    @implements(WorkerCalls.send_weights)
-    def send_weights(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
+    @implements(WorkerCalls.next_weight_bucket)
+    def next_weight_bucket(self, first: bool, resend_all: bool = False) -> list[ObjectRef[Bucket]]:
         import ray
         import torch
 
         if first:
-            self.outgoing = self._outgoing(BUCKET_BYTES, resend_all)
-        bucket = next(self.outgoing, None)
+            self.buckets = self._stream_buckets(BUCKET_BYTES, resend_all)
+        bucket = next(self.buckets, None)
         if bucket is None or self.rank:
             return []
         if self.device.type == "cuda":
@@ -174,10 +174,10 @@ class WeightSync:
         header, values = packed(bucket, torch.device("cpu"), self._host_buffer)
         return [ray.put((header, values.numpy()))]
 
-    @implements(WorkerCalls.sent_weights)
-    def sent_weights(self) -> dict[str, TensorChecksum]:
-        assert self.sums is not None, "nothing was sent"
-        sent, self.sums = self.sums.sent(), None
+    @implements(WorkerCalls.sent_checksums)
+    def sent_checksums(self) -> dict[str, TensorChecksum]:
+        assert self.checksums is not None, "nothing was sent"
+        sent, self.checksums = self.checksums.sent(), None
         return sent
 
     @implements(WorkerCalls.changed_share)
@@ -185,8 +185,8 @@ class WeightSync:
         last = self.last_sent
         return last.changed / max(last.total, 1) if last is not None else 1.0
 
-    @implements(WorkerCalls.receive_weights)
-    def receive_weights(self, bucket: list[ObjectRef[Bucket]]) -> int:
+    @implements(WorkerCalls.load_weight_bucket)
+    def load_weight_bucket(self, bucket: list[ObjectRef[Bucket]]) -> int:
         import ray
         import torch
 
@@ -202,8 +202,8 @@ class WeightSync:
         self._await_device()
         return sum(sizes)
 
-    @implements(WorkerCalls.copy_differs)
-    def copy_differs(self, sent: dict[str, TensorChecksum]) -> list[str]:
+    @implements(WorkerCalls.corrupted_tensors)
+    def corrupted_tensors(self, sent: dict[str, TensorChecksum]) -> list[str]:
         return self._weight_copy.differences(sent)
 
     @implements(WorkerCalls.activate_weights)
@@ -248,8 +248,8 @@ class WeightSync:
             time.sleep(ANNOUNCED_EVERY_S)
         return self._receive_copy(broadcast)
 
-    def _outgoing(self, bucket_bytes: int, resend_all: bool = False) -> Iterator[list[NamedTensor]]:
-        """The weights for engines in other workers, in buckets; afterwards `sums` has the checksums of all weights that
+    def _stream_buckets(self, bucket_bytes: int, resend_all: bool = False) -> Iterator[list[NamedTensor]]:
+        """The weights for engines in other workers, in buckets; afterwards `checksums` has those of all weights that
         they must hold. resend_all: unchanged weights too. Collective."""
         from rlcli.model.parallel.weight_delta import LastSent
         from rlcli.model.weight_check.checksum import Checksums
@@ -259,15 +259,15 @@ class WeightSync:
             self.last_sent = self.last_sent or LastSent()
             if resend_all:
                 self.last_sent.forget()
-            self.batch, self.sums = None, self.last_sent
+            self.batch, self.checksums = None, self.last_sent
             return policy.stream_changes(self.last_sent, bucket_bytes)
-        self.batch, self.sums = None, Checksums()
+        self.batch, self.checksums = None, Checksums()
         adapter = (
             (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.context.separate_adapter else None
         )
         if adapter is not None:
-            self._add_base(self.sums)
-        return outgoing(policy, self.sums, adapter, bucket_bytes)
+            self._add_base(self.checksums)
+        return outgoing(policy, self.checksums, adapter, bucket_bytes)
 
     def _load(self, weights: Iterator[NamedTensor]) -> None:
         """Load weights, or an adapter's files, into the engine."""

@@ -277,9 +277,9 @@ def test_every_name_of_a_part_is_one_that_there_is() -> None:
         "correction": trl_keys.CORRECTIONS.values(),
     }.items():
         for name in names:
-            assert build_algorithm(**{key: name}, tried=False)
+            assert build_algorithm(**{key: name}, trial_calls=False)
     for name in verl_keys.LOSSES.values():
-        assert build_algorithm(loss=name, options={"beta": 1.0} if name == "dro" else {}, tried=False)
+        assert build_algorithm(loss=name, options={"beta": 1.0} if name == "dro" else {}, trial_calls=False)
 
 
 ACTOR, OPTIM = "actor_rollout_ref.actor", "actor_rollout_ref.actor.optim"

@@ -62,13 +62,13 @@ class Workers(Roles):
             role.verification = Verification(Scorer())  # type: ignore[arg-type]
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
+        self, tasks: list[list[PromptTask]], arguments: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         shared = queue or NO_SHARED_TASKS
         described_tasks = [[described(task) for task in rank_tasks] for rank_tasks in [*tasks, shared.tasks]]
-        self.calls.append([repr(replace(call, progress_s=0.0)), described_tasks, shared.until])
+        self.calls.append([repr(replace(arguments, progress_s=0.0)), described_tasks, shared.until])
         for rank, role in enumerate(self.roles):
-            items = list(role.run(tasks[rank], call, shared))
+            items = list(role.run(tasks[rank], arguments, shared))
             yield Progress(sum(item.finished for item in items if isinstance(item, Progress)))
             yield counted(next(item for item in items if isinstance(item, RolloutBatch)), rank)
 

@@ -73,18 +73,18 @@ class Workers(CalledByName):
         return self.count
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
+        self, tasks: list[list[PromptTask]], arguments: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         assert queue is None
         leaders = range(0, self.count, self.tensor_parallel)
         self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.group))
-        self.calls.append(call)
+        self.calls.append(arguments)
         for rank in reversed(range(self.count)):
             rank_tasks = tasks[rank] if rank in leaders else []
             yield Progress(sum(t.responses for t in rank_tasks))
-            yield self.report(rank, rank_tasks, call)
+            yield self.report(rank, rank_tasks, arguments)
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
+    def report(self, rank: int, tasks: list[PromptTask], arguments: RolloutArguments) -> RolloutBatch:
         shard, samples = Shard([]), []
         for task in tasks:
             for index in range(task.samples):
@@ -92,7 +92,10 @@ class Workers(CalledByName):
                 verdict = Verdict(self.score(task.prompt.id, sample_number), self.outcome, detail="as told")
                 row = len(shard.rows)
                 shard.rows.append(
-                    (task.prompt.id, sample_seed(call.seed, call.purpose, call.step, task.prompt.id, sample_number))
+                    (
+                        task.prompt.id,
+                        sample_seed(arguments.seed, arguments.purpose, arguments.step, task.prompt.id, sample_number),
+                    )
                 )
                 samples.append(Sample(task.group, index, rank, row, 4, 3, "stop", verdict, self.version))
         self.shards.append(weakref.ref(shard))
@@ -288,8 +291,8 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
 
         slow = 2
 
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
-            report, row = super().report(rank, tasks, call), {t.group: number(t.prompt.id) for t in tasks}
+        def report(self, rank: int, tasks: list[PromptTask], arguments: RolloutArguments) -> RolloutBatch:
+            report, row = super().report(rank, tasks, arguments), {t.group: number(t.prompt.id) for t in tasks}
             killed = [
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
                 for s in report.samples
@@ -307,8 +310,8 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     """A failed verification is no zero beside a one: a group that is otherwise equal, or has one left, is no good."""
 
     class Failing(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
-            report, row = super().report(rank, tasks, call), {t.group: number(t.prompt.id) for t in tasks}
+        def report(self, rank: int, tasks: list[PromptTask], arguments: RolloutArguments) -> RolloutBatch:
+            report, row = super().report(rank, tasks, arguments), {t.group: number(t.prompt.id) for t in tasks}
             failed = [
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
                 for s in report.samples
@@ -327,9 +330,9 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
     class LateCrash(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
+        def report(self, rank: int, tasks: list[PromptTask], arguments: RolloutArguments) -> RolloutBatch:
             self.outcome = Outcome.CRASH if len(self.rounds) == 2 else Outcome.OK
-            return super().report(rank, tasks, call)
+            return super().report(rank, tasks, arguments)
 
     workers = LateCrash(unequal_where(lambda row: row != 0))
     assert source_of(workers, keep="unequal", crashes=0.2).take(1).stats.rounds == 3  # 2 of 10, then 2 of 12
@@ -481,8 +484,8 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     tokens = np.array([7, 8], np.int32)
     tasks = [PromptTask(0, tokens, source, 2, greedy=True), PromptTask(3, tokens, source, 2, first_sample=2)]
-    call = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
-    *progress, report = role.run(tasks, call)
+    arguments = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
+    *progress, report = role.run(tasks, arguments)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
     assert isinstance(report, RolloutBatch)
     assert sum(item.finished for item in progress if isinstance(item, Progress)) == 5
@@ -518,8 +521,8 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
     task = PromptTask(0, np.array([7, 8], np.int32), source, 2, greedy=True)
     for rule, score in (("keep", 1.0), ("mask", 1.0), ("zero_reward", 0.0)):
         role = RolloutRole(0, Cut(), Right(), thinking=True)  # type: ignore[arg-type]
-        call = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
-        *_, report = role.run([task], call)
+        arguments = RolloutArguments(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
+        *_, report = role.run([task], arguments)
         assert isinstance(report, RolloutBatch)
         assert report.baselines[0].score == score
 
@@ -639,8 +642,8 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
 class Judging(Workers):
     """Samples are right if their score is 1."""
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutArguments) -> RolloutBatch:
-        report = super().report(rank, tasks, call)
+    def report(self, rank: int, tasks: list[PromptTask], arguments: RolloutArguments) -> RolloutBatch:
+        report = super().report(rank, tasks, arguments)
         outcome = {True: Outcome.OK, False: Outcome.WRONG}
         marked = [replace(s, verdict=replace(s.verdict, outcome=outcome[s.verdict.score == 1])) for s in report.samples]
         return replace(report, samples=SampleTable.of(marked))

@@ -46,7 +46,7 @@ def chosen_of(samples: Sequence[Sample], rule: str = "mask", **sections: dict[st
     config = RunConfig.model_validate(sections)
     baselines = {s.prompt: Verdict(0.25, Outcome.OK) for s in samples}
     batch = RolloutBatch(SampleTable.of(samples), ["shard"], baselines=baselines)
-    return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), tried=False), config, seed=3)
+    return select_batch(batch, build_algorithm(**config.algorithm.model_dump(), trial_calls=False), config, seed=3)
 
 
 def same(actual: SelectedSamples, expected: SelectedSamples) -> bool:
@@ -89,7 +89,7 @@ def test_a_step_is_trained_on_as_if_they_had_not_been_sampled(composed: dict[str
         selection = chosen_of(samples, algorithm=composed, shaping=SHAPING)
         expected = chosen_of(usable, "keep", algorithm=composed, shaping=SHAPING)
         assert same(selection, expected)
-        assert selection.reward == expected.reward or not usable
+        assert selection.mean_shaped_reward == expected.mean_shaped_reward or not usable
 
     holds()
 
@@ -204,7 +204,7 @@ def test_a_step_in_which_nothing_counts_has_nothing_to_train(advantage: str) -> 
     selection = chosen_of(samples, algorithm=algorithm, shaping={"format_weight": 0.1, "length_weight": 0.1})
     config = RunConfig.model_validate({"algorithm": algorithm, "train": {"tokens_per_microbatch": 1 << 20}})
     assert (len(selection.samples), plan_step(selection, config, 2).minibatches, selection.active or []) == (0, (), [])
-    assert math.isnan(selection.reward)
+    assert math.isnan(selection.mean_shaped_reward)
     assert math.isnan(reward_metrics(SampleTable.of([]))["reward/mean"])
 
 

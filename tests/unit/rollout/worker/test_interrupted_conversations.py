@@ -228,8 +228,8 @@ def test_conversations_and_their_environments_go_on_through_updates(
         for version in range(1, 200):
             role.pause(keep=keep)
             role.version = version
-            call = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
-            *_, report = role.run(tasks, call)
+            arguments = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+            *_, report = role.run(tasks, arguments)
             assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
             for sample in report.samples:
@@ -261,14 +261,14 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
     """Bit by bit, in a role that counts steps and says conversations again to new environments."""
     gate = tmp_path / "gate"
     gate.touch()
-    call = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+    arguments = RolloutArguments(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
 
     def rest(role: RolloutRole, tasks: list[PromptTask], first: int) -> dict[int, Any]:
         trajectories: dict[int, Trajectory] = {}
         for version in range(first, 200):
             role.pause()
             role.version = version
-            *_, report = role.run(tasks, call)
+            *_, report = role.run(tasks, arguments)
             assert isinstance(report, RolloutBatch)
             shard, tasks = role.take_shard(), []
             trajectories |= {sample.sample: shard.row(sample.row) for sample in report.samples if shard is not None}
@@ -282,7 +282,7 @@ def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
         for version in (1, 2, 3):
             role.pause()
             role.version = version
-            *_, report = role.run(tasks, call)
+            *_, report = role.run(tasks, arguments)
             assert isinstance(report, RolloutBatch)
             tasks, done = [], done | {record.sample for record in report.samples}
             role.take_shard()

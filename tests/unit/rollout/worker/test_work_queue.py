@@ -169,12 +169,12 @@ class Workers(CalledByName):
             role.version = engine.version = version
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: RoundTasks | None
+        self, tasks: list[list[PromptTask]], arguments: RolloutArguments, queue: RoundTasks | None
     ) -> Iterator[Progress | RolloutBatch]:
         self.dealt, self.queue = tasks, queue
 
         def run(rank: int) -> list[Progress | RolloutBatch]:
-            return list(self.roles[rank].run(tasks[rank], call, self.queue or NO_SHARED_TASKS))
+            return list(self.roles[rank].run(tasks[rank], arguments, self.queue or NO_SHARED_TASKS))
 
         with ThreadPoolExecutor(len(self)) as pool:
             for items in pool.map(run, range(len(self))):
@@ -188,7 +188,7 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
     halted = threading.Event()
     slow, fast = Engine(4, wait=lambda: halted.wait(60)), Engine(4)
     workers = Workers([slow, fast])
-    call = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
+    arguments = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
     request_count = 0
 
     def counting() -> None:
@@ -198,19 +198,19 @@ def test_an_engine_with_short_responses_takes_more_of_the_queue() -> None:
             halted.set()
 
     fast.wait = counting
-    reports = gather(workers, [task(i) for i in range(13)], call, slots=4)  # type: ignore[arg-type]
+    reports = gather(workers, [task(i) for i in range(13)], arguments, slots=4)  # type: ignore[arg-type]
     assert sorted(len(report.samples) for report in reports) == [4, 22]
     assert fast.max_unfinished <= 5  # its slots, and the rest of a group
 
 
 def test_where_every_run_is_to_give_the_same_bits_shares_are_fixed() -> None:
     workers = Workers([Engine(4), Engine(4)], same_bits=True)
-    call = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
-    gather(workers, [task(i) for i in range(13)], call, slots=4)  # type: ignore[arg-type]
+    arguments = RolloutArguments(Sampling(1.0, LIMIT), 0, "train", 1)
+    gather(workers, [task(i) for i in range(13)], arguments, slots=4)  # type: ignore[arg-type]
     assert workers.queue is None
     assert positions(workers.dealt) == [[0, 2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11]]
     unequal = Workers([Engine(4), Engine(4)], same_bits=True)
-    gather(unequal, [task(i) for i in range(13)], call, slots=4, until=9)  # type: ignore[arg-type]
+    gather(unequal, [task(i) for i in range(13)], arguments, slots=4, until=9)  # type: ignore[arg-type]
     assert unequal.queue is not None
     assert len(unequal.queue.tasks) == 9
 

@@ -241,7 +241,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
     if sound:
         Trainer.load(trainer, checkpoint)
         assert [line["step"] for line in metrics_of(folder.path)] == [1, 2]
-        assert (checkpointer.saved, trainer.done, trainer.version) == (2, 2, 2)
+        assert (checkpointer.saved, trainer.steps_done, trainer.version) == (2, 2, 2)
     else:
         with pytest.raises(RunFailed, match=r"are not those that were saved: .* differ by 0\.8"):
             Trainer.load(trainer, checkpoint)

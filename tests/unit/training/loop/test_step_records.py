@@ -96,7 +96,7 @@ def test_a_sample_that_is_not_selected_has_a_reward_alone(tmp_path: Path) -> Non
     assert (len(selected.indexes), set(selected.indexes.tolist())) == (4, {0, 3}), "repeated, and two not at all"
     advantages = step_advantages(selected, {})
     assert np.isnan(advantages).tolist() == [False, True, True, False]
-    assert selected.shaped.tolist() == [0.0, 0.25, 0.75, 1.0]
+    assert selected.shaped_rewards.tolist() == [0.0, 0.25, 0.75, 1.0]
     recording = StepRecords(RunFolder.create(tmp_path / "run"), config, pytest.fail).recording(1, batch, selected)
     assert recording is not None
     assert [record.sample for record in recording.samples] == [3, 0]

@@ -187,7 +187,7 @@ def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> 
     # group has the format.
     assert selected.columns.rewards.tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
     assert selected.columns.advantages.tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
-    assert selected.reward == pytest.approx(0.15)
+    assert selected.mean_shaped_reward == pytest.approx(0.15)
 
 
 def test_a_weight_for_a_format_that_nobody_judges_ends_the_run(samples: Sequence[Sample]) -> None:
@@ -288,7 +288,7 @@ class OneWorkerAPrompt(CalledByName):
         return 2
 
     def rollout(
-        self, tasks: list[list[PromptTask]], call: RolloutArguments, queue: None
+        self, tasks: list[list[PromptTask]], arguments: RolloutArguments, queue: None
     ) -> Iterator[Progress | RolloutBatch]:
         self.tasks = tasks
         for rank, rank_tasks in reversed(list(enumerate(tasks))):
@@ -338,7 +338,7 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> 
 
     def evaluate() -> dict[str, float]:
         rollouts.append("of an evaluation")
-        trainer.evaluations[trainer.done] = {}
+        trainer.evaluations[trainer.steps_done] = {}
         return {}
 
     trainer.step, trainer.evaluate = step, evaluate  # type: ignore[method-assign]

@@ -160,7 +160,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         folder.event("rolled_back", step=5, to=0)
     trainer: Any = SimpleNamespace(
         folder=folder,
-        done=4,
+        steps_done=4,
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         checkpointer=SimpleNamespace(
@@ -181,7 +181,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
     shown: list[int] = []
     trainer: Any = SimpleNamespace(
         folder=folder,
-        done=6,
+        steps_done=6,
         config=SimpleNamespace(train=SimpleNamespace(steps=9)),
         phase=lambda *at: None,
         guard=health,
@@ -191,7 +191,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
         listeners=MagicMock(),
         prefetcher=MagicMock(),
         view=SimpleNamespace(note=notes.append),
-        show_start=lambda: shown.append(trainer.done),
+        show_start=lambda: shown.append(trainer.steps_done),
         checkpointer=SimpleNamespace(
             poll=lambda wait: None,
             checkpoints=SimpleNamespace(newest=lambda on_note: SimpleNamespace(step=4, path="step-000004")),
@@ -201,12 +201,12 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
     )
 
     def load(checkpoint: Any) -> None:
-        trainer.done, trainer.source.cursor = checkpoint.step, "beyond step 4"
+        trainer.steps_done, trainer.source.cursor = checkpoint.step, "beyond step 4"
         trainer.guard.restore({POLICY: 0, CRITIC: 0})
 
     trainer.load = load
     Trainer.roll_back(trainer, "a bad update")
-    assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
+    assert (trainer.steps_done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
     assert [call[0] for call in trainer.prefetcher.method_calls] == ["wait", "discard"]
     assert shown == [4], "the steps are counted from there again"
     trainer.listeners.begin.assert_called_once_with(4)
@@ -221,7 +221,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         (folder.samples / f"{name}.parquet").touch()
     trainer: Any = SimpleNamespace(
         folder=folder,
-        done=1,
+        steps_done=1,
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         checkpointer=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),

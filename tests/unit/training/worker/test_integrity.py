@@ -240,7 +240,7 @@ def test_the_loss_gradient_along_the_advantages_is_the_expected_one(world: int) 
             )
             denominators = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
             watch = partial(watch_grad_dot_advantage, advantages=advantages.double(), total=total, world=world)
-            (algorithm.objective(inputs, denominators, on_policy_input=watch).loss * world).backward()
+            (algorithm.objective(inputs, denominators, policy_input_hook=watch).loss * world).backward()
             expected += float(algorithm.grad_dot_advantage(inputs, denominators))
         assert float(total) == pytest.approx(expected)
         uncorrected = inputs.replace(rollout_log_probs=None)
@@ -272,7 +272,7 @@ def test_other_terms_of_the_loss_are_no_part_of_that_gradient(token_mask: list[b
     denominators, total = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
     kept_advantages = (advantages if token_mask is None else advantages[torch.tensor(token_mask)]).double()
     watch = partial(watch_grad_dot_advantage, advantages=kept_advantages, total=total, world=1)
-    algorithm.objective(inputs, denominators, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
+    algorithm.objective(inputs, denominators, kl_coef=0.5, right_tokens=2, policy_input_hook=watch).loss.backward()
     assert float(total) == pytest.approx(float(algorithm.grad_dot_advantage(inputs, denominators)))
     assert log_probs.grad is not None
     assert abs(log_probs.grad[0]) > 0.1  # the other terms are there

@@ -54,7 +54,7 @@ def test_nothing_is_compared_after_an_optimizer_step() -> None:
     record.begin(version=3)
     record.record(first, torch.full((2,), -1.0))
     record.record(first, torch.full((2,), -2.0))  # the same update again, with a lower gradient scale
-    record.end()
+    record.weights_changed()
     record.record(second, torch.full((4,), -1.0))
     assert record.tokens == 0, "later updates compare nothing"
     compared = record.comparison()

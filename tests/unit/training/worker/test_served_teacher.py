@@ -185,7 +185,7 @@ def test_a_server_of_the_policys_vocabulary_is_accepted(served: Served, base: st
 @pytest.mark.parametrize(
     ("changed", "positions", "problem"),
     [
-        (lambda path, content: content, PLACES, f"it serves sequences of {PLACES} tokens, and samples have up to"),
+        (lambda path, content: content, PLACES, f"it serves sequences of {PLACES} tokens, samples have up to"),
         (only("/detokenize", {"prompt": "x"}), 8, "its vocabulary is not the policy's: the id 0 is 'x' there, and"),
         (only("/detokenize", {}), 8, "answers /detokenize out of protocol: it has no text"),
         (only("/v1/completions", 400), 8, "answers 400 to /v1/completions"),

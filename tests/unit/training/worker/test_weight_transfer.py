@@ -145,7 +145,7 @@ class Trainers(CalledByName):
     def kill(self) -> None:
         self.killed = True
 
-    def send_weights(self, first: bool, resend_all: bool = False) -> list[Any]:
+    def next_weight_bucket(self, first: bool, resend_all: bool = False) -> list[Any]:
         self.sent = 0 if first else self.sent
         if self.sent == self.count:
             self.next_sent.set()
@@ -156,7 +156,7 @@ class Trainers(CalledByName):
             self.next_sent.set()
         return [self.sent]
 
-    def sent_weights(self) -> dict[str, TensorChecksum]:
+    def sent_checksums(self) -> dict[str, TensorChecksum]:
         return {"w": TensorChecksum(3, 1, torch.float32)}
 
     def probe_log_probs(self, tokens: list[int]) -> list[float]:
@@ -187,20 +187,20 @@ class EngineWorkers(CalledByName):
     def kill(self) -> None:
         self.gone.set()
 
-    def receive_weights(self, bucket: list[Any]) -> list[int]:
+    def load_weight_bucket(self, bucket: list[Any]) -> list[int]:
         assert self.trainers.next_sent.wait(30), "the next bucket is gathered while this one is loaded"
         self.trainers.next_sent.clear()
         self.trainers.loaded += 1
         self.got += bucket
         return [10, 20]
 
-    def copy_differs(self, sent: Any) -> list[list[str]]:
-        assert sent == self.trainers.sent_weights()
+    def corrupted_tensors(self, sent: Any) -> list[list[str]]:
+        assert sent == self.trainers.sent_checksums()
         return [[], self.wrong.pop(0)]
 
     def activate_weights(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
-        assert sent == self.trainers.sent_weights()
+        assert sent == self.trainers.sent_checksums()
         return [Synced(difference, 0, 0.0, 1, 0, 0.125, 1) for difference in (0.25, 0.5)]
 
 
