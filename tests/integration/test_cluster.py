@@ -49,7 +49,7 @@ def toy() -> Any:
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
 
-        @dispatch(send="data", shared=["all_alike"])
+        @dispatch(send="data", shared=["shared"])
         def both(self, shard: str, shared: list[str]) -> list[str]:
             return [shard, *shared]
 

@@ -202,7 +202,7 @@ def test_debug_lets_the_traceback_through(words: list[str], boom: Callable[[Base
         cli_app.run(words)
 
 
-def test_debug_of_a_supervised_run_prints_the_traceback_and_exits_as_reported(
+def test_debug_of_a_supervised_run_prints_the_traceback_and_its_exit(
     boom: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     boom(ConfigError("train.lr = -1"))

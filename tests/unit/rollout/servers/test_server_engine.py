@@ -468,12 +468,14 @@ def test_a_slow_server_gets_fewer_responses(servers: Any, engine_of: Any) -> Non
 
 
 def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: Any) -> None:
-    server_a, server_b = servers(), servers()
+    server_a, server_b = servers(holds=True), servers(holds=True)
     engine = engine_of(server_a, server_b)
     engine.begin(SAMPLING)
     for turn in range(5):
         for key in range(2):
             engine.add(GenerationRequest(10 * turn + key, PROMPT + key, seed=0, conversation=key))
+        for server in (server_a, server_b):  # the first turns have begun at the same time, one on each
+            server.release.set()
         until(engine, lambda: not engine.unfinished)
     for server in (server_a, server_b):
         prompts = {body["token_ids"][0] for body in server.requests if body["sampling_params"]["max_tokens"] == 6}
