@@ -357,5 +357,7 @@ def other_responses_of(expression: str) -> int:
 
     >>> other_responses_of('math + 0.2 * judge(url="http://judge", model=m, other_responses=3)')
     3
+    >>> other_responses_of("math")
+    0
     """
     return max((term.other_responses for term in parse(expression).terms), default=0) if expression else 0
