@@ -171,7 +171,10 @@ def _options(function: object, part: Part) -> dict[str, object]:
             raise WrongOption(f"{part.name} takes no options (it is an object of functions)")
         return {}
     declared, takes_any = options_of(function)
-    if OLD_OTHER_RESPONSES in options and OLD_OTHER_RESPONSES not in declared and OTHER_RESPONSES in declared:
+    is_renamed = OTHER_RESPONSES in declared and OLD_OTHER_RESPONSES not in declared
+    if (
+        is_renamed and OLD_OTHER_RESPONSES in options and OTHER_RESPONSES not in options
+    ):  # with both, the old is refused
         options[OTHER_RESPONSES] = options.pop(OLD_OTHER_RESPONSES)
     for name in options:
         if name not in declared and not takes_any:
