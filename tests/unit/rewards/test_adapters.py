@@ -191,7 +191,7 @@ def test_other_responses_are_read_under_their_old_name(pool: ScoringPool, verifi
     assert (verdict.score, verdict.answer) == (2.0, "['a', 'b']")
 
 
-def test_an_option_under_its_old_and_its_new_name_is_refused(pool: ScoringPool) -> None:
+def test_an_option_under_its_old_and_its_new_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="ranked takes no option 'rivals'; known: other_responses"):
         ScoringPool(1, 5.0, ["bad_verifiers:ranked(other_responses=3, rivals=2)"])
 
