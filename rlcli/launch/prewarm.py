@@ -37,6 +37,9 @@ class EarlyStart:
     It runs in a separate thread, since Ray's daemons die with the thread that started them. `session` raises the
     errors of that thread. If the run is refused before `session`, the process can exit at once: a supervisor ends what
     has started.
+
+    Most of the start is the worker's imports. They cannot be done before Ray runs, in a process that the workers are
+    forked from: vLLM imports Ray, whose library reads its job's id from the environment when it is loaded.
     """
 
     def __init__(self) -> None:
