@@ -172,9 +172,8 @@ def _options(function: object, part: Part) -> dict[str, object]:
         return {}
     declared, takes_any = options_of(function)
     is_renamed = OTHER_RESPONSES in declared and OLD_OTHER_RESPONSES not in declared
-    if (
-        is_renamed and OLD_OTHER_RESPONSES in options and OTHER_RESPONSES not in options
-    ):  # with both, the old is refused
+    # With both names the old one is refused below.
+    if is_renamed and OLD_OTHER_RESPONSES in options and OTHER_RESPONSES not in options:
         options[OTHER_RESPONSES] = options.pop(OLD_OTHER_RESPONSES)
     for name in options:
         if name not in declared and not takes_any:
