@@ -474,7 +474,7 @@ def test_the_turns_of_a_conversation_go_to_one_server(servers: Any, engine_of: A
     for turn in range(5):
         for key in range(2):
             engine.add(GenerationRequest(10 * turn + key, PROMPT + key, seed=0, conversation=key))
-        for server in (server_a, server_b):  # the first turns have begun at the same time, one on each
+        for server in (server_a, server_b):  # each holds one first turn: both were sent before either ended
             server.release.set()
         until(engine, lambda: not engine.unfinished)
     for server in (server_a, server_b):
