@@ -38,8 +38,8 @@ class EarlyStart:
     errors of that thread. If the run is refused before `session`, the process can exit at once: a supervisor ends what
     has started.
 
-    Most of the start is the worker's imports. They cannot be done before Ray runs, in a process that the workers are
-    forked from: vLLM imports Ray, whose library reads its job's id from the environment when it is loaded.
+    Most of the start is the workers' imports. They cannot be forked from a process that has imported vLLM meanwhile:
+    vLLM imports Ray, whose library reads its job's id from the environment when it is loaded.
     """
 
     def __init__(self) -> None:
