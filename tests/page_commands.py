@@ -33,7 +33,7 @@ PAGES = [
 NOT_RUN = {
     "rlcli doctor": "imports all that it checks: tests/unit/launch/test_doctor.py",
     "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
-    "rlcli *roman*": "trains for minutes: tests/integration/test_your_own_task.py",
+    "rlcli *roman*": "trains as it is written: tests/integration/test_your_own_task.py",
     "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
     "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/packages/quickstart/test_warm_start.py",
     "rlcli train *reward_model(path=*": "loads torch twice: tests/unit/verifiers/test_verifier_reward_model.py",
