@@ -21,7 +21,7 @@ from rlcli.model.lora import LoraSpec
 from rlcli.model.optim import build_optimizer
 from rlcli.model.packed import pack
 from rlcli.runs.checkpoint import Checkpoints
-from tests.model_fixtures import padded_log_probs, save_tiny
+from tests.model_fixtures import padded_log_probs, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")
 LORA = ("lora.rank=4", "lora.alpha=8")
@@ -133,6 +133,9 @@ def save_runs(root: Path) -> Path:
     save_run(root / "lora", base, *LORA)
     save_run(root / "half", base, dtype=torch.bfloat16)
     save_run(root / "unmoved", base, moved_by=0.0)
+    published = save_tiny(root / "published-base")
+    tiny_lm().bfloat16().save_pretrained(published)
+    save_run(root / "unmoved-half", published, moved_by=0.0, dtype=torch.bfloat16)
     save_run(root / "swapped", base, swap=True)
     save_run(root / "ppo", base, recipe="ppo", critic=base)
     save_run(root / "prime", base, recipe="prime", critic=base)

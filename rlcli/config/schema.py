@@ -40,8 +40,9 @@ class Model(Section):
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs, but bfloat16 "
         "there too for a model of 100 million parameters or more if a short measurement shows that this machine "
         "multiplies 1.5 times as fast in it (not with LoRA, nor in a running cluster). A resumed run keeps what auto "
-        "stood for. Master weights are float32. float16 brings engine and trainer closer than bfloat16; its gradients "
-        "are scaled up, as far as they do not overflow.",
+        "stood for. Master weights are float32; in 16 bits they start with noise that rounding removes, so that small "
+        "updates show. float16 brings engine and trainer closer than bfloat16; its gradients are scaled up, as far as "
+        "they do not overflow.",
     )
     head_dtype: Literal["auto", "float32"] = Field(
         default="auto",

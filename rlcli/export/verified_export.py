@@ -72,7 +72,7 @@ def stops_of(config: RunConfig, base: str) -> list[int]:
 def prove(origin: Origin, written: Export, folder: Path) -> Export:
     """`written` with the results of its checks. RunFailed if weights are not finite or equal the base's, or if the
     log-probs differ from the trainer's."""
-    change = _change(written, folder)
+    change = _change(written, folder, getattr(torch, origin.computed_in))
     if not math.isfinite(change.largest):
         raise RunFailed(
             f"the weights at step {written.step} are not finite; nothing was written",
@@ -80,11 +80,12 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
         )
     if not change.moved:
         problem = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
+        keeps_less = origin.computed_in == "float32" and written.dtype != "float32"
         raise RunFailed(
             f"the exported {problem} the base model's: none of {change.tensors} tensors differs in {written.dtype} "
             f"from {written.base} at step {written.step}; nothing was written",
             "check update/grad_norm and train.lr in the run's metrics"
-            + ("; --dtype float32 keeps smaller changes" if written.dtype != "float32" else "")
+            + ("; --dtype float32 keeps smaller changes" if keeps_less else "")
             + "; --no-check exports anyway",
         )
     # The checkpoint holds no log-probs of a critic to compare with.
@@ -92,12 +93,12 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
     return replace(written, change=change, log_probs=_log_probs(origin, written, folder) if compared else None)
 
 
-def _change(written: Export, folder: Path) -> Change:
+def _change(written: Export, folder: Path, computed_in: torch.dtype) -> Change:
     if written.kind == ADAPTER:
         return _change_of_adapter(folder)
     if written.kind == VALUE:
-        return _change_of_model(folder, read_value(written.base, read_value_config(written.base)))
-    return _change_of_model(folder, read_policy(written.base, read_config(written.base), None))
+        return _change_of_model(folder, read_value(written.base, read_value_config(written.base)), computed_in)
+    return _change_of_model(folder, read_policy(written.base, read_config(written.base), None), computed_in)
 
 
 def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
@@ -135,12 +136,17 @@ def critic_of(checkpoint: Checkpoint) -> Stored:
     return Stored(critic_folder if critic_folder.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
 
 
-def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
-    """Change of the weights in `folder` from `base`, in the folder's dtype, so that rounding does not count."""
+def _change_of_model(folder: Path, base: Mapping[str, Tensor], computed_in: torch.dtype) -> Change:
+    """Change of the weights in `folder` from `base`, in the folder's dtype and the dtype that the trainer computed in,
+    so that neither rounding nor the noise of master weights (`rlcli.model.dithering`) counts."""
     kind = read_config(str(folder)).model_type
     base = dict(part for name, tensor in base.items() for part in stored(name, tensor, kind))
     trained = ((name, tensor) for name, tensor in _tensors(folder) if not name.startswith(PREDICTING))
-    return _summed((tensor.float() - base[name].to(tensor.dtype).float()) for name, tensor in trained)
+
+    def rounded(tensor: Tensor, stored_in: torch.dtype) -> Tensor:
+        return tensor.to(stored_in).to(computed_in).float()
+
+    return _summed(rounded(tensor, tensor.dtype) - rounded(base[name], tensor.dtype) for name, tensor in trained)
 
 
 def _change_of_adapter(folder: Path) -> Change:

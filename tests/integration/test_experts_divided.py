@@ -21,7 +21,7 @@ from rlcli.model.io.model_state import save_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.parallel.weight_delta import LastSent, WeightCopy
 from rlcli.model.tensor_names import named_weights
-from tests.model_fixtures import Row, save_tiny
+from tests.model_fixtures import Row, save_tiny, tiny_lm
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
@@ -32,12 +32,13 @@ OTHERS = ("mixtral", "glm4_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
 ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear,experts")
 
 
-def layouts(world: int) -> list[tuple[int, int, int]]:
-    """replicate, context, expert; six experts are not for four ranks."""
+def layouts(world: int, kind: str) -> list[tuple[int, int, int]]:
+    """replicate, context, expert; six experts are not for four ranks, and gated DeltaNet layers have no context
+    parallelism."""
     sizes = [
         (replicate, context, expert)
         for replicate in (1, 2)
-        for context in (1, 2)
+        for context in ((1,) if kind == "qwen3_next" else (1, 2))
         for expert in (1, 2, 3)
         if world > 1 or expert == 1
     ]
@@ -66,12 +67,13 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
     # Experts with biases have no adapters.
     adapter = replace(ADAPTER, targets="all-linear") if Path(base).name == "gpt_oss" else ADAPTER
     results: dict[str, dict[str, Any]] = {}
-    for index, (replicate, context, expert) in enumerate(layouts(world)):
+    cases = layouts(world, Path(base).name)
+    for index, (replicate, context, expert) in enumerate(cases):
         dims = ParallelDims.of(world, replicate, context, expert)
         rows = ALIKE[dims.data_rank(rank) :: dims.data_size]
         single, split = [micro(rows)], [micro(rows[:3]), micro(rows[3:])]  # of four ranks, some have no fourth
         case_config = recomputing if index % 2 else config
-        other = ParallelDims.of(world, 1, 1, layouts(world)[-1][2] if expert == 1 else 1)
+        other = ParallelDims.of(world, 1, 1, cases[-1][2] if expert == 1 else 1)
 
         def load(
             dims: ParallelDims = dims, case_config: RunConfig = case_config, dtype: Any = torch.float32, **options: Any
@@ -95,7 +97,8 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
             results[f"{layout}, adapter"] = trained(load(lora=adapter), single, split) | rank_info
             for dtype in (torch.bfloat16, torch.float16):
                 half = load(case_config=recomputing, dtype=dtype)
-                results[f"{layout}, {dtype}"] = {"sums": [update(half, split)]} | rank_info
+                masters = weights_of(half, torch.float32)
+                results[f"{layout}, {dtype}"] = {"masters": masters, "sums": [update(half, split)]} | rank_info
     return results
 
 
@@ -129,8 +132,8 @@ def moved(backend: Any, other: Any, batches: list[Any], folder: Path) -> dict[st
     return {"loaded": loaded, "then": [update(model, batches) for model in (backend, other)]}
 
 
-def weights_of(backend: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in backend.stream_weights()}
+def weights_of(backend: Any, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in backend.model.stream_weights(dtype)}
 
 
 def child(rank: int, world: int, port: int, base: str, output_folder: str) -> None:
@@ -152,6 +155,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Number of processes → results of each rank. Run once per model family."""
     root = tmp_path_factory.mktemp("experts")
     base = save_tiny(root / request.param, kind=request.param)
+    tiny_lm(request.param).bfloat16().save_pretrained(base)  # as models are published
 
     @functools.cache
     def results_of(world: int) -> list[dict[str, Any]]:
@@ -180,7 +184,8 @@ def assert_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("world", [2, FOUR])
 def test_ranks_that_divide_experts_train_as_one(runs: Any, world: int) -> None:
-    assert any(layout.startswith("1 × 1 × 2 × 2" if world == 2 else "2 × 1 × 2 × 2") for layout in runs(world)[0])
+    replicate = "1" if world == 2 else "2"
+    assert any(layout.startswith((f"{replicate} × 1 × 2 × 2", f"{replicate} × 2 × 1 × 2")) for layout in runs(world)[0])
     alone = {f"1 × 1 × 1, {layout.rpartition(', ')[2]}": run for layout, run in runs(1)[0].items()}
     assert_alike([{layout: run for layout, run in rank.items() if "weights" in run} for rank in runs(world)], alone)
 
@@ -205,6 +210,18 @@ def test_changes_of_divided_experts_reach_the_engines_copy(runs: Any, world: int
         tensors, differences = run["copied"]
         assert not differences, layout
         assert all(torch.equal(tensors[name], weight) for name, weight in run["weights"].items()), layout
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
+@pytest.mark.parametrize("world", [2, FOUR])
+def test_master_weights_are_the_same_in_each_layout(runs: Any, world: int, dtype: str) -> None:
+    """Their noise, too."""
+    expected = runs(1)[0][f"1 × 1 × 1 × 1, {dtype}"]["masters"]
+    assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in expected.values())
+    for rank in runs(world):
+        for layout in (layout for layout in rank if layout.endswith(dtype)):
+            masters = rank[layout]["masters"]
+            assert all(torch.equal(masters[name], weight) for name, weight in expected.items()), layout
 
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])

@@ -152,6 +152,9 @@ def child(rank: int, world: int, port: int, base: str, folder_path: str) -> None
     export(write_lora, lora, folder / "adapter", LORA, base, torch.float32)
     lora.save_adapter(folder / f"adapter-of-rank-{rank}")
 
+    published = str(folder.parent / "published")
+    noisy = [load(published, dtype=torch.bfloat16), load_value(published, dtype=torch.bfloat16, device=CPU, mesh=mesh)]
+    result["masters"] = [{name: tensor.clone() for name, tensor in m.stream_weights(torch.float32)} for m in noisy]
     half = load(dtype=torch.bfloat16, gradient_checkpointing=True)
     result["half_masters"] = {p.dtype for p in half.parameters()}
     result["half"] = log_probs(half)
@@ -204,6 +207,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
         if world == 1:
             save_tiny(root / "untied", tie_word_embeddings=False)
             save_reward_model(root / "reward")
+            tiny_lm().bfloat16().save_pretrained(root / "published")
         mp.spawn(child, (world, free_port(), str(base), str(folder)), nprocs=world)
         results[world] = [
             {**torch.load(folder / f"{rank}.pt", weights_only=False), "folder": folder, "base": base}
@@ -324,6 +328,18 @@ def test_bfloat16_computes_in_half_and_keeps_float32_masters(runs: Any) -> None:
         np.testing.assert_allclose(result["half_steps"][0], result["runs"][0]["steps"][0], rtol=0.1)
         assert result["half_lora_dtypes"] == {(True, torch.float32), (False, torch.bfloat16)}
         assert all(math.isfinite(x) for step in result["half_lora_steps"] for x in step)
+
+
+def test_master_weights_round_to_the_files_and_are_the_same_on_any_ranks(runs: Any) -> None:
+    files = dict(tiny_lm().bfloat16().named_parameters())
+    for result in everyone(runs):
+        for masters, expected in zip(result["masters"], runs[1][0]["masters"], strict=True):
+            assert all(torch.equal(weight, expected[name]) for name, weight in masters.items())
+            shared = files.keys() & masters.keys()
+            assert len(shared) > 20
+            for name in shared:
+                assert torch.equal(masters[name].bfloat16(), files[name])
+                assert not torch.equal(masters[name], files[name].float())
 
 
 def test_two_trained_policies_step_in_turn_as_each_would_alone(runs: Any) -> None:

@@ -29,7 +29,10 @@ Step = Annotated[
 Merge = Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base's weights.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Dtype of the weights (default: as in training; adapters: float32)."),
+    typer.Option(
+        help="Dtype of the weights (default: as in training; adapters: float32). float32 of a run in 16 bits: its "
+        "master weights, which are rounded wherever the run computes."
+    ),
 ]
 Critic = Annotated[
     bool, typer.Option("--critic", help="Export the value model or process reward model instead of the policy.")

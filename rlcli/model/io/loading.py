@@ -22,6 +22,7 @@ from rlcli.errors import ModelError, SetupError
 from rlcli.model.as_engine import adjusted
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
+from rlcli.model.dithering import dither
 from rlcli.model.io.frozen_weights import freeze
 from rlcli.model.io.model_config import auto_class, read_config
 from rlcli.model.io.mxfp4 import quantization
@@ -58,9 +59,9 @@ def load_policy(
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
     experts: mesh of the experts' weights, with expert parallelism. context: ranks that divide the tokens of each pack.
-    dtype: of computation. Trained parameters (all but the parts `frozen`, or the adapters of `lora`) are float32; those
-    that never change are in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if the
-    model cannot be used.
+    dtype: of computation. Trained parameters (all but the parts `frozen`, or the adapters of `lora`) are float32 and
+    round to the weights at `path`; those that never change are in `dtype`. trainable=False: a reference, nothing
+    requires a gradient. `ModelError` if the model cannot be used.
     """
     config = read_config(path)
     unchanged = lora is not None or not trainable
@@ -152,7 +153,8 @@ def _load(
     files: WeightFiles | None = None,
 ) -> None:
     """Shard `model` over the meshes of its weights and of its experts' weights if there is more than one rank, and fill
-    it from `files` if all ranks have them with all its weights, else with the result of `read` on rank 0."""
+    it from `files` if all ranks have them with all its weights, else with the result of `read` on rank 0. Master
+    weights of computation in 16 bits are dithered."""
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
     if compiled:
@@ -169,6 +171,8 @@ def _load(
         fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
     if not sharded:
         model.lm.tie_weights()  # allocating memory untied tied parameters
+    if model.dtype != torch.float32:
+        dither(model.lm.named_parameters(), model.dtype)
 
 
 def _on_all_ranks(condition: bool) -> bool:

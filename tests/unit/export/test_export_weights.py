@@ -215,6 +215,24 @@ def test_rounding_is_no_change(saved_runs: Path, tmp_path: Path, capsys: pytest.
     assert "the exported weights equal the base model's: none of 26 tensors" in capsys.readouterr().err
 
 
+def test_noise_of_master_weights_is_no_change(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which rounding removed in training. In float32 it is exported."""
+    run = saved_runs / "unmoved-half"
+    for words in ([], ["--dtype", "float32"]):
+        export(run, *words, "--out", tmp_path / "out", expect=1)
+        stderr = capsys.readouterr().err
+        assert "the exported weights equal the base model's: none of 26 tensors" in stderr
+        assert "--dtype" not in stderr
+    for dtype, equal in (("bfloat16", True), ("float32", False)):
+        export(run, "--no-check", "--dtype", dtype, "--out", tmp_path / dtype)
+        written = load_file(tmp_path / dtype / "model.safetensors")
+        base = load_file(saved_runs / "published-base" / "model.safetensors")
+        assert all(torch.equal(tensor.bfloat16(), base[name]) for name, tensor in written.items())
+        assert all(torch.equal(tensor.float(), base[name].float()) == equal for name, tensor in written.items())
+
+
 def test_weights_that_equal_the_base_fail_and_leave_nothing(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
