@@ -136,6 +136,7 @@ def save_runs(root: Path) -> Path:
     published = save_tiny(root / "published-base")
     tiny_lm().bfloat16().save_pretrained(published)
     save_run(root / "unmoved-half", published, moved_by=0.0, dtype=torch.bfloat16)
+    save_run(root / "lora-half", published, *LORA, moved_by=1e-5, dtype=torch.bfloat16)
     save_run(root / "swapped", base, swap=True)
     save_run(root / "ppo", base, recipe="ppo", critic=base)
     save_run(root / "prime", base, recipe="prime", critic=base)

@@ -61,22 +61,39 @@ class Stored:
 
 
 def write_model(
-    stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path, stops: Sequence[int] = ()
+    stored: Stored,
+    base: str,
+    tokenizer: str,
+    dtype: torch.dtype,
+    folder: Path,
+    stops: Sequence[int] = (),
+    *,
+    computed_in: torch.dtype = torch.float32,
 ) -> None:
     """Write the causal language model `stored`, trained from `base`, to the empty `folder`, with its config, generation
     config and tokenizer. dtype: of the weights in the files. stops: every id that ends a response, for the generation
-    config; none: those of the base. `ModelError` if base and weights do not match.
+    config; none: those of the base. computed_in: the dtype to which training and rollout rounded the weights; they are
+    first rounded to it here, too. `ModelError` if base and weights do not match.
     """
     config = read_config(base)
-    _write(_skeleton(auto_class(config), config), config, stored, dtype, folder, _carried(base, config))
+    lm = _skeleton(auto_class(config), config)
+    _write(lm, config, stored, dtype, folder, computed_in, _carried(base, config))
     _write_generation_config(base, config, folder, stops)
     write_tokenizer(tokenizer, folder)
 
 
-def write_value(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path) -> None:
+def write_value(
+    stored: Stored,
+    base: str,
+    tokenizer: str,
+    dtype: torch.dtype,
+    folder: Path,
+    *,
+    computed_in: torch.dtype = torch.float32,
+) -> None:
     """Like `write_model`, for a value model: transformers' classification class, one label, head `score.weight`."""
     config = read_value_config(base)
-    _write(_skeleton(value_class(config), config), config, stored, dtype, folder)
+    _write(_skeleton(value_class(config), config), config, stored, dtype, folder, computed_in)
     write_tokenizer(tokenizer, folder)
 
 
@@ -160,12 +177,17 @@ def _write(
     stored: Stored,
     dtype: torch.dtype,
     folder: Path,
+    computed_in: torch.dtype,
     carried: Carried = NOTHING,
 ) -> None:
     names = [name for name, _ in named_weights(lm)]  # a tied head is not among them
     _check(stored, names, config._name_or_path)
     shapes = {name: stored.shapes[name] for name in names}
-    _write_weights(shapes, stored.read, config.model_type, dtype, folder, carried)
+
+    def read(names: Iterable[str]) -> Mapping[str, Tensor]:
+        return {name: tensor.to(kept_dtype(name, computed_in)) for name, tensor in stored.read(names).items()}
+
+    _write_weights(shapes, read, config.model_type, dtype, folder, carried)
     _write_config(config, type(lm).__name__, dtype, folder)
 
 

@@ -23,7 +23,7 @@ from rlcli.export.exported_weights import Stored, write_lora, write_merged, writ
 from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.io.model_config import auto_class, read_config
 from rlcli.model.lora import LoraSpec
-from rlcli.model.tensor_names import PREDICTING, stored
+from rlcli.model.tensor_names import PREDICTING, kept_dtype, stored
 from rlcli.model.value_model import HEAD, read_value_config
 from rlcli.runs.checkpoint import Checkpoint
 
@@ -41,12 +41,14 @@ def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
     dtype = options.dtype or ("float32" if adapter else origin.computed_in)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     kind = MODEL
+    computed_in: torch.dtype = getattr(torch, origin.computed_in)
     if options.critic:
         base, stored = config.critic.path or base, critic_of(origin.checkpoint)
         if not stored.shapes:
             raise RlcliError(f"--critic: {origin.name} has no critic", "leave it out to export the policy")
         kind = VALUE if f"{HEAD}.weight" in stored.shapes else PROCESS
-        (write_value if kind == VALUE else write_model)(stored, base, tokenizer, torch_dtype, folder)
+        write_stored = write_value if kind == VALUE else write_model
+        write_stored(stored, base, tokenizer, torch_dtype, folder, computed_in=computed_in)
     elif lora is not None:
         kind = ADAPTER if adapter else MODEL
         target = folder if adapter else folder / ".adapter"
@@ -55,7 +57,8 @@ def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
             write_merged(target, base, torch_dtype, folder, stops_of(config, base))
             shutil.rmtree(target)
     else:
-        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder, stops_of(config, base))
+        stops = stops_of(config, base)
+        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder, stops, computed_in=computed_in)
     if config.model.chat_template:
         write_tokenizer(tokenizer, folder, config.model.chat_template)
     return Export(path, kind, origin.checkpoint.step, dtype, base, manifest_digest(origin.checkpoint.path))
@@ -72,7 +75,10 @@ def stops_of(config: RunConfig, base: str) -> list[int]:
 def prove(origin: Origin, written: Export, folder: Path) -> Export:
     """`written` with the results of its checks. RunFailed if weights are not finite or equal the base's, or if the
     log-probs differ from the trainer's."""
-    change = _change(written, folder, getattr(torch, origin.computed_in))
+    # An adapter is merged in float32.
+    merged = origin.resolved.config.lora.rank > 0 and written.kind == MODEL
+    rounded_to: torch.dtype = torch.float32 if merged else getattr(torch, origin.computed_in)
+    change = _change(written, folder, rounded_to)
     if not math.isfinite(change.largest):
         raise RunFailed(
             f"the weights at step {written.step} are not finite; nothing was written",
@@ -80,7 +86,7 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
         )
     if not change.moved:
         problem = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
-        keeps_less = origin.computed_in == "float32" and written.dtype != "float32"
+        keeps_less = written.dtype != "float32" and (written.kind == ADAPTER or rounded_to == torch.float32)
         raise RunFailed(
             f"the exported {problem} the base model's: none of {change.tensors} tensors differs in {written.dtype} "
             f"from {written.base} at step {written.step}; nothing was written",
@@ -137,16 +143,15 @@ def critic_of(checkpoint: Checkpoint) -> Stored:
 
 
 def _change_of_model(folder: Path, base: Mapping[str, Tensor], computed_in: torch.dtype) -> Change:
-    """Change of the weights in `folder` from `base`, in the folder's dtype and the dtype that the trainer computed in,
-    so that neither rounding nor the noise of master weights (`rlcli.model.dithering`) counts."""
+    """Change of the weights in `folder` from `base`, rounded as these are: to the dtype that the run computed in, then
+    to the folder's."""
     kind = read_config(str(folder)).model_type
     base = dict(part for name, tensor in base.items() for part in stored(name, tensor, kind))
     trained = ((name, tensor) for name, tensor in _tensors(folder) if not name.startswith(PREDICTING))
-
-    def rounded(tensor: Tensor, stored_in: torch.dtype) -> Tensor:
-        return tensor.to(stored_in).to(computed_in).float()
-
-    return _summed(rounded(tensor, tensor.dtype) - rounded(base[name], tensor.dtype) for name, tensor in trained)
+    return _summed(
+        tensor.float() - base[name].to(kept_dtype(name, computed_in)).to(tensor.dtype).float()
+        for name, tensor in trained
+    )
 
 
 def _change_of_adapter(folder: Path) -> Change:

@@ -12,49 +12,52 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlcli.model.parallel.buckets import NamedTensor, rows_of
+from rlcli.model.splitmix import GOLDEN, mixed, signed
 
-BLOCK = 1 << 18
-"""Values drawn at once, or one row if it is longer. A rank draws all of a block of which it has a row."""
+if TYPE_CHECKING:
+    from jaxtyping import Int32
+
+CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Weights at a time, by device: what the caches of a CPU hold, and torch computes on one thread; on a GPU, enough for
+its kernels."""
 
 
 def dither(parameters: Iterable[NamedTensor], dtype: torch.dtype) -> None:
-    """Add noise that rounding to `dtype` removes to each trained float32 weight that is a number of `dtype`, in place:
-    uniform over the float32 numbers that round to it. Zeros stay: numbers near them are close together.
+    """Add noise that rounding to `dtype` removes to each trained float32 weight that is a number of `dtype`, in place.
 
-    parameters: by name, with at least one dimension, sharded or not. dtype: bfloat16 or float16. The noise depends on
-    the parameter's name, a weight's position and the kind of device alone: it is the same however the parameters are
-    sharded. Not collective.
+    parameters: by name, sharded or not. dtype: bfloat16 or float16. Zeros stay, since numbers near zero are close to
+    each other. The noise is uniform over the float32 numbers that round to the weight (around float16's subnormal
+    numbers, which are 6e-8 apart, over a part of them) and depends on the parameter's name and the weight's position
+    alone: not on sharding or devices. Not collective.
     """
+    bits = round(math.log2(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps))  # 16 or 13 are rounded away
     with torch.no_grad():
         for name, parameter in parameters:
-            if parameter.requires_grad and parameter.dtype == torch.float32:
-                for part, noise in _with_noise(name, parameter, dtype):
-                    noise *= (part == part.to(dtype)) & (part != 0)
-                    part.view(torch.int32).add_(noise)  # consecutive float32 numbers are consecutive integers
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not parameter.requires_grad or local.dtype != torch.float32 or not local.numel():
+                continue
+            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+            rows = rows_of(parameter)
+            position = 0 if rows is None else rows.begin * local[0].numel()
+            for part in local.view(-1).split(CHUNK[local.device.type]):
+                noise = _noise(seed, position, part, bits)
+                noise *= (part == part.to(dtype)) & (part != 0)
+                part.view(torch.int32).add_(noise)  # consecutive float32 numbers are consecutive integers
+                position += len(part)
 
 
-def _with_noise(name: str, parameter: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's rows of a parameter, in parts, each with its noise in float32 units in the last place."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    if not local.numel():
-        return
-    rows = rows_of(parameter)
-    begin = 0 if rows is None else rows.begin
-    end = begin + len(local)
-    # Rounding removes the last 16 bits (bfloat16) or 13 (float16). The middle between two numbers may round to either.
-    half = round(torch.finfo(dtype).eps / torch.finfo(torch.float32).eps) // 2
-    generator = torch.Generator(local.device)
-    block_rows = max(1, BLOCK // math.prod(local.shape[1:]))
-    for first in range(begin // block_rows * block_rows, end, block_rows):
-        generator.manual_seed(int.from_bytes(hashlib.sha256(f"{name} {first}".encode()).digest()[:4]))
-        size = (min(block_rows, len(parameter) - first), *local.shape[1:])
-        noise = torch.randint(1 - half, half, size, generator=generator, dtype=torch.int32, device=local.device)
-        own = slice(max(first, begin), min(first + block_rows, end))
-        yield local[own.start - begin : own.stop - begin], noise[own.start - first : own.stop - first]
+def _noise(seed: int, position: int, part: Tensor, bits: int) -> Int32[Tensor, " N"]:
+    """Uniform integers between -2^(bits - 1) and 2^(bits - 1), both exclusive, since the middle between two numbers may
+    round to either, for the N weights from `position` on."""
+    first, end = position // 4, -(-(position + len(part)) // 4)
+    state = torch.arange(first, end, device=part.device) * signed(GOLDEN) + seed
+    draws = mixed(state).view(torch.int16)[position % 4 :][: len(part)]  # four from each state
+    return (draws.int() >> (16 - bits)).clamp_(min=1 - (1 << bits - 1))

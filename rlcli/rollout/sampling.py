@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from rlcli.model.logit_chunks import BLOCK_LOGITS
+from rlcli.model.splitmix import GOLDEN, mixed, signed
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Float64, Int64, UInt64
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 SEED = "rlcli_seed"
 """The key of a request's `extra_args` that holds its seed; with vLLM's own `seed` vLLM would create a generator."""
-
-GOLDEN = 0x9E3779B97F4A7C15
 
 SPAN = 256
 """Tokens whose probabilities are added up first: about the square root of large vocabularies."""
@@ -53,26 +52,20 @@ def draw_keys(seeds: Int64[np.ndarray, " B"], positions: Int64[np.ndarray, " B"]
 
 
 def _mixed(state: UInt64[np.ndarray, " B"]) -> UInt64[np.ndarray, " B"]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit."""
+    """As `rlcli.model.splitmix.mixed`."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = state ^ (state >> np.uint64(31))
-    return mixed
+    bits: np.ndarray = state ^ (state >> np.uint64(31))
+    return bits
 
 
 def gumbel_argmax(logits: Float[Tensor, "B V"], keys: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
     """Sample one token per row from softmax(logits): the argmax of the logits plus Gumbel noise, which is a function of
-    (key, index). A logit of −inf is never sampled.
-
-    Integer arithmetic wraps, and shifts of signed numbers extend the sign, which the masks remove.
-    """
+    (key, index). A logit of −inf is never sampled."""
     import torch
 
     index = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int64)
-    state = keys[:, None] + (index * _signed(GOLDEN))[None, :]
-    state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
-    bits = (state ^ ((state >> 31) & 0x1FFFFFFFF)) & 0xFFFFFFFF
+    bits = mixed(keys[:, None] + (index * signed(GOLDEN))[None, :]) & 0xFFFFFFFF
     # Small numbers keep all 32 bits in float32, and they are the ones that win; exactly 1 would be infinite.
     uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
     return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
@@ -116,11 +109,6 @@ def _first_above(logits: Float32[Tensor, "B V"], uniform: Float64[Tensor, " B"])
     ends = inside.cumsum(-1)
     offset = torch.searchsorted(ends, share.clamp(0.0, 1.0 - 2.0**-32) * ends[:, -1:], right=True)
     return (span * SPAN + offset)[:, 0]
-
-
-def _signed(value: int) -> int:
-    """The int64 of the same 64 bits."""
-    return value - (1 << 64) if value >> 63 else value
 
 
 def install(worker: object) -> bool:

@@ -98,11 +98,13 @@ def child(rank: int, world: int, port: int, base: str, folder_path: str) -> None
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.export.exported_weights import write_lora, write_model, write_value
+    from rlcli.model import dithering
     from rlcli.model.io.loading import load_policy, load_value
     from rlcli.model.parallel import fsdp_sharding
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dithering.CHUNK = {"cpu": 1001}  # of which most parameters have several
     mesh = init_device_mesh("cpu", (world,))
     result: dict[str, Any] = {"runs": []}
     folder = Path(folder_path)

@@ -30,8 +30,8 @@ Merge = Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into 
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(
-        help="Dtype of the weights (default: as in training; adapters: float32). float32 of a run in 16 bits: its "
-        "master weights, which are rounded wherever the run computes."
+        help="Dtype of the weights (default: as in training; adapters: float32). Whole models of a run in 16 bits are "
+        "rounded as in training first."
     ),
 ]
 Critic = Annotated[

@@ -172,7 +172,7 @@ def _load(
     if not sharded:
         model.lm.tie_weights()  # allocating memory untied tied parameters
     if model.dtype != torch.float32:
-        dither(model.lm.named_parameters(), model.dtype)
+        dither((part for part in model.lm.named_parameters() if not is_adapter(part[0])), model.dtype)
 
 
 def _on_all_ranks(condition: bool) -> bool:

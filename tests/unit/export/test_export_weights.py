@@ -218,19 +218,31 @@ def test_rounding_is_no_change(saved_runs: Path, tmp_path: Path, capsys: pytest.
 def test_noise_of_master_weights_is_no_change(
     saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which rounding removed in training. In float32 it is exported."""
+    """Nor is it in the export, whatever its dtype: training computed without it."""
     run = saved_runs / "unmoved-half"
-    for words in ([], ["--dtype", "float32"]):
-        export(run, *words, "--out", tmp_path / "out", expect=1)
+    base = load_file(saved_runs / "published-base" / "model.safetensors")
+    for dtype in ("bfloat16", "float16", "float32"):
+        export(run, "--dtype", dtype, "--out", tmp_path / dtype, expect=1)
         stderr = capsys.readouterr().err
         assert "the exported weights equal the base model's: none of 26 tensors" in stderr
         assert "--dtype" not in stderr
-    for dtype, equal in (("bfloat16", True), ("float32", False)):
-        export(run, "--no-check", "--dtype", dtype, "--out", tmp_path / dtype)
+        export(run, "--dtype", dtype, "--out", tmp_path / dtype, "--no-check")
         written = load_file(tmp_path / dtype / "model.safetensors")
-        base = load_file(saved_runs / "published-base" / "model.safetensors")
-        assert all(torch.equal(tensor.bfloat16(), base[name]) for name, tensor in written.items())
-        assert all(torch.equal(tensor.float(), base[name].float()) == equal for name, tensor in written.items())
+        assert all(torch.equal(tensor, base[name].to(getattr(torch, dtype))) for name, tensor in written.items())
+
+
+def test_a_merged_adapter_is_not_rounded_as_it_was_in_training(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its change is less than half the distance between numbers of bfloat16, in which the run computed."""
+    export(saved_runs / "lora-half", "--merge", "--dtype", "float32", "--out", tmp_path / "out", "--json")
+    change = json.loads(capsys.readouterr().out)["change"]
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    base = load_file(saved_runs / "published-base" / "model.safetensors")
+    moved = [tensor for name, tensor in written.items() if not torch.equal(tensor, base[name].float())]
+    size = sum((tensor - base[name].float()).abs().sum(dtype=torch.float64) for name, tensor in written.items())
+    assert change["moved"] == len(moved) > 10
+    assert change["mean"] == pytest.approx(float(size) / sum(tensor.numel() for tensor in written.values()), rel=1e-4)
 
 
 def test_weights_that_equal_the_base_fail_and_leave_nothing(
