@@ -38,6 +38,18 @@ def load(mesh: Any, base: str, **options: Any) -> Any:
     return load_policy(base, dtype=torch.bfloat16, device=CUDA, mesh=mesh, **options)
 
 
+def test_master_weights_start_as_on_a_cpu() -> None:
+    from rlcli.model.dithering import dither
+
+    masters = []
+    for device in ("cpu", CUDA):
+        weights = torch.linspace(-1, 1, 200_003).bfloat16().float().to(device)
+        parameter = torch.nn.Parameter(weights)
+        dither([("weight", parameter)], torch.bfloat16)
+        masters.append(parameter.detach().cpu())
+    assert torch.equal(*masters)
+
+
 def groups(prompts: int = 4, samples: int = 8, longest: int = 300) -> list[tuple[np.ndarray, int]]:
     random, rows = np.random.default_rng(0), []
     for _ in range(prompts):
