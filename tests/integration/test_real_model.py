@@ -48,7 +48,9 @@ def events(run: Path) -> list[str]:
 def test_the_whole_path_in_bfloat16(cli: Cli, smollm2: Path, words: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     begin = ("train", "quickstart-words", "--model", smollm2, "--data", words, "--eval-data", words, *SMALL)
-    bfloat16 = ("--set", "model.dtype=bfloat16", "--set", "checkpoint.every=1")
+    # Three steps of 16 samples at the recipe's learning rate may make the model forget the sum that it is asked below.
+    small = ("--set", "train.lr=1e-6", "--set", "checkpoint.every=1")
+    bfloat16 = ("--set", "model.dtype=bfloat16", *small)
 
     plan = json.loads(cli(*begin, *bfloat16, "--dry-run", "--json").stdout)
     assert "GiB" in plan["plan"]["memory"]
