@@ -75,9 +75,9 @@ def stops_of(config: RunConfig, base: str) -> list[int]:
 def prove(origin: Origin, written: Export, folder: Path) -> Export:
     """`written` with the results of its checks. RunFailed if weights are not finite or equal the base's, or if the
     log-probs differ from the trainer's."""
-    # An adapter is merged in float32.
-    merged = origin.resolved.config.lora.rank > 0 and written.kind == MODEL
-    rounded_to: torch.dtype = torch.float32 if merged else getattr(torch, origin.computed_in)
+    # An adapter is kept and merged in float32.
+    adapted = origin.resolved.config.lora.rank > 0 and written.kind in (MODEL, ADAPTER)
+    rounded_to: torch.dtype = torch.float32 if adapted else getattr(torch, origin.computed_in)
     change = _change(written, folder, rounded_to)
     if not math.isfinite(change.largest):
         raise RunFailed(
@@ -86,7 +86,7 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
         )
     if not change.moved:
         problem = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
-        keeps_less = written.dtype != "float32" and (written.kind == ADAPTER or rounded_to == torch.float32)
+        keeps_less = written.dtype != "float32" and rounded_to == torch.float32
         raise RunFailed(
             f"the exported {problem} the base model's: none of {change.tensors} tensors differs in {written.dtype} "
             f"from {written.base} at step {written.step}; nothing was written",
@@ -99,12 +99,12 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
     return replace(written, change=change, log_probs=_log_probs(origin, written, folder) if compared else None)
 
 
-def _change(written: Export, folder: Path, computed_in: torch.dtype) -> Change:
+def _change(written: Export, folder: Path, rounded_to: torch.dtype) -> Change:
     if written.kind == ADAPTER:
         return _change_of_adapter(folder)
     if written.kind == VALUE:
-        return _change_of_model(folder, read_value(written.base, read_value_config(written.base)), computed_in)
-    return _change_of_model(folder, read_policy(written.base, read_config(written.base), None), computed_in)
+        return _change_of_model(folder, read_value(written.base, read_value_config(written.base)), rounded_to)
+    return _change_of_model(folder, read_policy(written.base, read_config(written.base), None), rounded_to)
 
 
 def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
@@ -142,14 +142,14 @@ def critic_of(checkpoint: Checkpoint) -> Stored:
     return Stored(critic_folder if critic_folder.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
 
 
-def _change_of_model(folder: Path, base: Mapping[str, Tensor], computed_in: torch.dtype) -> Change:
-    """Change of the weights in `folder` from `base`, rounded as these are: to the dtype that the run computed in, then
-    to the folder's."""
+def _change_of_model(folder: Path, base: Mapping[str, Tensor], rounded_to: torch.dtype) -> Change:
+    """Change of the weights in `folder` from `base`, rounded as these are: to `rounded_to`, then to the folder's
+    dtype."""
     kind = read_config(str(folder)).model_type
     base = dict(part for name, tensor in base.items() for part in stored(name, tensor, kind))
     trained = ((name, tensor) for name, tensor in _tensors(folder) if not name.startswith(PREDICTING))
     return _summed(
-        tensor.float() - base[name].to(kept_dtype(name, computed_in)).to(tensor.dtype).float()
+        tensor.float() - base[name].to(kept_dtype(name, rounded_to)).to(tensor.dtype).float()
         for name, tensor in trained
     )
 
