@@ -1,9 +1,10 @@
 """The watchdog of workers: each records its progress in a file, which callers that wait for it read.
 
 `rank-0.stack`, beside the worker's log, begins with a line of fixed length that the worker rewrites at each progress.
-After `stall_s` seconds without progress, the stacks of its threads follow, written by a C thread that does not need
-Python's lock (`faulthandler`). It is a file because an actor that hangs cannot answer, while all machines share the run
-folder.
+After `stall_s` seconds without progress, the stacks of its threads follow. A Python thread writes them, since reading
+the stack of a thread that runs Python code needs Python's lock, or the process may crash. Where a hanging C function
+keeps that lock, no thread runs Python code, and a C thread writes them without it (`faulthandler`). It is a file
+because an actor that hangs cannot answer, while all machines share the run folder.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import platform
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,11 @@ def stall_limit_s(method: str, stall_s: float) -> float:
     return max(stall_s, MIN_STARTUP_STALL_S) if method in STARTUP_METHODS else stall_s
 
 
+def _margin_s(stall_s: float) -> float:
+    """Seconds that callers wait after `stall_s`, in which the stacks are written."""
+    return min(60.0, max(1.0, stall_s / 10))
+
+
 class _Watch:
     """Writes the progress file of this process."""
 
@@ -47,26 +54,49 @@ class _Watch:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         self._stall_s = stall_s
         self._count = 0
+        self._interval_s = min(1.0, stall_s / 10)
+        """Minimum time between two records of progress."""
         self._due = 0.0
+        self._stalls_at = float("inf")
+        """Time at which the stacks are written unless there is progress before."""
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
         self.method = ""
         self.begin("")
+        self._thread = threading.Thread(target=self._dump_when_stalled, name="watchdog", daemon=True)
+        self._thread.start()
 
     def begin(self, method: str) -> None:
         """Record progress, and restart the timer of the stack dump. method: the running one; empty: idle, no timer."""
-        faulthandler.cancel_dump_traceback_later()
-        self.method = method
-        self._count += 1
-        self._due = time.monotonic() + min(1.0, self._stall_s / 10)
-        with contextlib.suppress(OSError):  # A full disk is reported by the code that writes important data.
-            if os.lseek(self._file, 0, os.SEEK_CUR) != HEADER_BYTES:  # After a dump, the worker made progress again.
-                os.ftruncate(self._file, HEADER_BYTES)
-                os.lseek(self._file, HEADER_BYTES, os.SEEK_SET)
-            header = {"count": self._count, "method": method, "pid": os.getpid(), "host": platform.node()[:64]}
-            os.pwrite(self._file, json.dumps(header).ljust(HEADER_BYTES - 1).encode() + b"\n", 0)
-        if method:
-            faulthandler.dump_traceback_later(stall_limit_s(method, self._stall_s), file=self._file)
+        with self._lock:
+            faulthandler.cancel_dump_traceback_later()
+            now = time.monotonic()
+            self.method = method
+            self._count += 1
+            self._due = now + self._interval_s
+            self._stalls_at = float("inf")
+            with contextlib.suppress(OSError):  # A full disk is reported by the code that writes important data.
+                if os.lseek(self._file, 0, os.SEEK_CUR) != HEADER_BYTES:  # Progress after a dump.
+                    os.ftruncate(self._file, HEADER_BYTES)
+                    os.lseek(self._file, HEADER_BYTES, os.SEEK_SET)
+                header = {"count": self._count, "method": method, "pid": os.getpid(), "host": platform.node()[:64]}
+                os.pwrite(self._file, json.dumps(header).ljust(HEADER_BYTES - 1).encode() + b"\n", 0)
+            if method:
+                limit_s = stall_limit_s(method, self._stall_s)
+                self._stalls_at = now + limit_s
+                faulthandler.dump_traceback_later(limit_s + _margin_s(self._stall_s) / 2, file=self._file)
+
+    def _dump_when_stalled(self) -> None:
+        while not self._closing.wait(self._interval_s):
+            with self._lock:
+                if time.monotonic() >= self._stalls_at:
+                    faulthandler.cancel_dump_traceback_later()
+                    self._stalls_at = float("inf")
+                    faulthandler.dump_traceback(self._file)
 
     def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         os.close(self._file)
         self._path.unlink(missing_ok=True)
@@ -215,7 +245,7 @@ class StallDetector:
         self.interval_s: float | None = None if stall_s is None else min(10.0, max(0.2, stall_s / 10))
         """Seconds between two checks; None: no checks."""
         self._paths = list(paths)
-        self._limit_s = float("inf") if stall_s is None else stall_s + min(60.0, max(1.0, stall_s / 10))
+        self._limit_s = float("inf") if stall_s is None else stall_s + _margin_s(stall_s)
         self._no_file_s = no_file_s
         self._idle_s = [0.0] * len(self._paths)
         self._counts = [-1] * len(self._paths)

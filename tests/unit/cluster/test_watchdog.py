@@ -86,6 +86,64 @@ def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
         assert not record_of(file).threads
 
 
+BUSY = """
+import json, sys, time
+from pathlib import Path
+from rlcli.cluster import watchdog
+
+def deep(depth):
+    return json.dumps({"depth": [depth]}) if depth == 0 else deep(depth - 1)
+
+path = Path(sys.argv[1])
+watchdog.start(path, 0.01)
+dumps, limit = 0, time.monotonic() + 60
+while dumps < 300 and time.monotonic() < limit:
+    with watchdog.watched("update"):
+        while path.stat().st_size == watchdog.HEADER_BYTES:
+            deep(60)
+    dumps += 1
+watchdog.stop()
+print(dumps)
+"""
+LOCKED = """
+import ctypes, sys
+from pathlib import Path
+from rlcli.cluster import watchdog
+from rlcli.cluster.dispatch import dispatch
+
+class Worker:
+    @dispatch()
+    def update(self):
+        ctypes.PyDLL(None).sleep(600)
+
+watchdog.start(Path(sys.argv[1]), 0.1)
+Worker().update()
+"""
+
+
+def test_a_slow_method_that_computes_survives_its_stack(tmp_path: Path) -> None:
+    """Reading the frames of a running thread without Python's lock ends the process with SIGSEGV."""
+    words = [sys.executable, "-c", BUSY, str(tmp_path / "rank-0.stack")]
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (completed.returncode, completed.stdout) == (0, "300\n"), completed.stderr
+
+
+def test_a_hang_that_keeps_pythons_lock_leaves_its_stack(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOCKED, str(tmp_path / "rank-0.stack")])
+    try:
+        limit = time.monotonic() + 60
+        while time.monotonic() < limit:
+            time.sleep(0.05)
+            note = read_progress(tmp_path / "rank-0.stack")
+            if note is not None and note.threads and note.threads[0]:
+                break
+        assert note is not None
+        assert note.location.startswith("update (")
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_what_comes_before_the_first_step_gets_more_time() -> None:
     assert watchdog.stall_limit_s("build", 20.0) == watchdog.MIN_STARTUP_STALL_S
     assert watchdog.stall_limit_s("build", 1800.0) == watchdog.stall_limit_s("update", 1800.0) == 1800.0
