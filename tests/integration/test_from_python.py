@@ -53,8 +53,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.slow
-@pytest.mark.long  # tests/unit/api shows each call of the page
+@pytest.mark.exhaustive  # tests/unit/api shows each call of the page
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{RLCLI.parent}{os.pathsep}{os.environ['PATH']}")

@@ -126,17 +126,10 @@ def test_the_engine_sees_the_images_that_transformers_sees(kind: str, tmp_path: 
         assert max(sync["apart"]) < 5e-6
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_hybrids.py compares the engine with the trainer, which is transformers'
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("kind", "dtype", "head"),
-    [
-        *(
-            pytest.param(kind, "float32", 32, marks=pytest.mark.exhaustive if kind != KINDS[0] else ())
-            for kind in KINDS
-        ),
-        pytest.param(KINDS[0], "bfloat16", 64, marks=pytest.mark.exhaustive),
-    ],
+    ("kind", "dtype", "head"), [*((kind, "float32", 32) for kind in KINDS), (KINDS[0], "bfloat16", 64)]
 )
 def test_the_engine_computes_what_transformers_does(
     kind: str, dtype: str, head: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

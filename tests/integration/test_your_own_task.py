@@ -21,8 +21,7 @@ PAGE = "your_own_task.md"
 RLCLI = Path(sys.executable).with_name("rlcli")
 
 
-@pytest.mark.slow
-@pytest.mark.long  # each of its commands has tests of its own
+@pytest.mark.exhaustive  # each of its commands has tests of its own
 def test_the_page_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{RLCLI.parent}{os.pathsep}{os.environ['PATH']}")

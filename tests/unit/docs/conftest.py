@@ -26,13 +26,25 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return make_page_folder(root)
 
 
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of this machine's rates, so that the pages after the first need not measure them."""
+    return tmp_path_factory.mktemp("measured") / "rates.json"
+
+
 @pytest.fixture
-def enter_page_folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
+def enter_page_folder(
+    prepared: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Path], Path]]:
     """Changes to a copy of that folder with the files that a page shows, and returns it."""
+    rates = tmp_path / "here" / "home" / ".cache" / "rlcli" / "rates.json"
 
     def change(page: Path) -> Path:
         folder = shutil.copytree(prepared, tmp_path / "here", symlinks=True)
         write_files(page, folder)
+        if measured.exists():
+            rates.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy(measured, rates)
         monkeypatch.chdir(folder)
         monkeypatch.setenv("HOME", str(folder / "home"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home" / ".cache"))
@@ -41,7 +53,9 @@ def enter_page_folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv("WANDB_MODE", "offline")  # an imported configuration names it
         return folder
 
-    return change
+    yield change
+    if rates.exists():
+        shutil.copy(rates, measured)
 
 
 @pytest.fixture(scope="session")
