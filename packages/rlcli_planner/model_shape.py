@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlcli.errors import ModelError
@@ -238,7 +239,7 @@ class ModelShape:
         linears = tuple(linear for linear in self.linears if linear.name not in ATTENTION)
         return replace(self, linears=(*_delta_linears(self, self.delta), *linears), delta=None, mixer=self.delta)
 
-    @property
+    @cached_property  # plans that simulate a run read it ten thousand times
     def kinds(self) -> list[tuple[int, ModelShape]]:
         """Number of layers of each kind, and the shape of a model of such layers alone. The last kind is that of
         `layer_parameters`."""
