@@ -107,7 +107,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def live(
     open_folder: Path, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Live]:
@@ -145,7 +145,7 @@ def tried(user: int, run: Live, paths: list[Path], tokens: list[str]) -> dict[st
 
 
 @pytest.mark.parametrize("live", [PLAIN], ids=["vllm"], indirect=True)
-def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> None:
+def test_another_user_reaches_nothing_and_the_ports_are_documented(live: Live) -> None:
     if os.geteuid():
         pytest.skip("only root can try as another user")
     (control := live.folder / "control").write_text("for everybody")
@@ -175,25 +175,21 @@ def test_another_user_reads_writes_and_reaches_nothing_of_a_run(live: Live) -> N
         assert token.encode() not in path.read_bytes(), path
     for root in roots:
         assert not stat.S_IMODE(root.stat().st_mode) & 0o077, root
+    assert listening(live) >= {"gcs_server", "raylet", "worker", "driver"}
 
 
-@pytest.mark.parametrize(
-    "live",
-    [
-        PLAIN,
-        pytest.param(SERVED, marks=pytest.mark.exhaustive),  # the servers' sockets have tests of their own
-    ],
-    ids=["vllm", "servers"],
-    indirect=True,
-)
-def test_every_port_of_a_run_is_on_loopback_and_documented(live: Live, request: pytest.FixtureRequest) -> None:
-    listeners = live.listeners()
+@pytest.mark.exhaustive  # the servers' sockets have tests of their own
+@pytest.mark.parametrize("live", [SERVED], ids=["servers"], indirect=True)
+def test_every_port_of_served_models_is_on_loopback_and_documented(live: Live) -> None:
+    assert listening(live) >= {"gcs_server", "raylet", "worker", "driver", "served model", "server of a served model"}
+
+
+def listening(run: Live) -> set[str]:
+    """Which of the processes of a run listen: on loopback alone, and each in the table of ports."""
+    listeners = run.listeners()
     assert {address for address, _ in listeners} <= {"127.0.0.1", "::1"}, listeners
     assert {*listeners.values()} <= documented(), listeners
-    expected = {"gcs_server", "raylet", "worker", "driver"}
-    if "servers" in request.node.callspec.id:
-        expected |= {"served model", "server of a served model"}
-    assert expected <= {*listeners.values()}
+    return {*listeners.values()}
 
 
 def documented() -> set[str]:
