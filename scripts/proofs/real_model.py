@@ -51,10 +51,10 @@ SETTINGS = (
 )
 OWN: dict[str, tuple[str, ...]] = {
     "lora": ("lora.rank=16", "train.lr=1e-3"),
-    "dapo": ("train.lr=1e-4", "shaping.overlong_buffer=8"),
-    "ppo": ("train.lr=1e-4", "critic.lr=1e-4", "critic.warmup_steps=1"),
+    "dapo": ("train.lr=3e-5", "shaping.overlong_buffer=8"),
+    "ppo": ("train.lr=3e-5", "critic.lr=1e-4", "critic.warmup_steps=1"),
     "tool": (
-        *("train.lr=1e-4", "environment.name=calculator", "environment.turns=2", "environment.turn_tokens=48"),
+        *("train.lr=3e-5", "environment.name=calculator", "environment.turns=2", "environment.turn_tokens=48"),
         *("environment.reply_chars=16", "data.max_prompt_tokens=224", "rollout.max_response_tokens=96"),
     ),
 } | {
