@@ -309,7 +309,7 @@ def test_a_teacher_in_workers_of_its_own_teaches_the_same(
             assert actual[figure] == pytest.approx(expected[figure], rel=1e-4, abs=1e-7), (figure, actual["step"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_resume.py has such engines, and checks each step's log-probs
 def test_engines_in_workers_of_their_own_generate_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_no_process_of_a_run_imports_from_the_current_folder(run: Path, folder: 
     assert marks(folder) == []
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # tests/unit/test_deserialisers.py reads how each process is started
 def test_nor_does_what_comes_after_it(run: Path, folder: Path, sums: Path) -> None:
     sizes = ("--set", "rollout.engine=transformers", "--set", "data.max_prompt_tokens=32")
     called(folder, "eval", "--model", run, "--data", sums, "--max-tokens", "8", "--max-prompts", "4", *sizes)

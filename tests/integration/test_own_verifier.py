@@ -11,7 +11,8 @@ from commands import SOON, Cli
 from tests.page_folder import REWARDS
 from tests.pages import blocks, commands
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+# tests/unit/docs runs the commands of the page, and its file.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.exhaustive]
 
 PAGE = "your_own_verifier.md"
 
