@@ -114,10 +114,16 @@ def check(step: dict[str, Any]) -> None:
     assert step["ended/failed"] == 0
 
 
-@pytest.mark.exhaustive  # test_images.py compares both on images, tests/unit/environments puts them into conversations
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "past"),
-    [("qwen3_vl", "keep"), ("qwen3_vl", "per_cycle"), ("internvl", "keep"), ("qwen2_5_vl", "per_cycle")],
+    [
+        ("qwen3_vl", "keep"),
+        *(
+            pytest.param(kind, past, marks=pytest.mark.exhaustive)
+            for kind, past in [("qwen3_vl", "per_cycle"), ("internvl", "keep"), ("qwen2_5_vl", "per_cycle")]
+        ),
+    ],
 )
 def test_what_an_environment_shows_is_seen_in_both_engines(
     cli: Cli, folder: Path, tmp_path: Path, kind: str, past: str
