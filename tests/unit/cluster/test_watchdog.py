@@ -87,7 +87,7 @@ def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
 
 
 BUSY = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 from rlcli.cluster import watchdog
 
@@ -96,14 +96,11 @@ def deep(depth):
 
 path = Path(sys.argv[1])
 watchdog.start(path, 0.01)
-dumps, limit = 0, time.monotonic() + 60
-while dumps < 300 and time.monotonic() < limit:
+for _ in range(300):
     with watchdog.watched("update"):
         while path.stat().st_size == watchdog.HEADER_BYTES:
             deep(60)
-    dumps += 1
 watchdog.stop()
-print(dumps)
 """
 LOCKED = """
 import ctypes, sys
@@ -124,21 +121,17 @@ Worker().update()
 def test_a_slow_method_that_computes_survives_its_stack(tmp_path: Path) -> None:
     """Reading the frames of a running thread without Python's lock ends the process with SIGSEGV."""
     words = [sys.executable, "-c", BUSY, str(tmp_path / "rank-0.stack")]
-    completed = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert (completed.returncode, completed.stdout) == (0, "300\n"), completed.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=540)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_a_hang_that_keeps_pythons_lock_leaves_its_stack(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", LOCKED, str(tmp_path / "rank-0.stack")])
     try:
-        limit = time.monotonic() + 60
-        while time.monotonic() < limit:
+        path = tmp_path / "rank-0.stack"
+        while not ((note := read_progress(path)) and note.threads and note.location.startswith("update (")):
+            assert process.poll() is None
             time.sleep(0.05)
-            note = read_progress(tmp_path / "rank-0.stack")
-            if note is not None and note.threads and note.threads[0]:
-                break
-        assert note is not None
-        assert note.location.startswith("update (")
     finally:
         process.kill()
         process.wait()
