@@ -84,6 +84,7 @@ class _Watch:
             if method:
                 limit_s = stall_limit_s(method, self._stall_s)
                 self._stalls_at = now + limit_s
+                # If the Python thread could not: in time for the callers to read it.
                 faulthandler.dump_traceback_later(limit_s + _margin_s(self._stall_s) / 2, file=self._file)
 
     def _dump_when_stalled(self) -> None:

@@ -126,7 +126,7 @@ def test_the_engine_sees_the_images_that_transformers_sees(kind: str, tmp_path: 
         assert max(sync["apart"]) < 5e-6
 
 
-@pytest.mark.exhaustive  # test_hybrids.py compares the engine with the trainer, which is transformers'
+@pytest.mark.exhaustive  # test_hybrids.py: engine and trainer; test_delta_net.py: trainer and transformers
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "dtype", "head"), [*((kind, "float32", 32) for kind in KINDS), (KINDS[0], "bfloat16", 64)]
