@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rlcli_planner.machine.machine_rates import cache_file
 
 from tests.judges import KEY, judging, says, sound
 from tests.page_blocks import write_files
@@ -37,25 +38,24 @@ def enter_page_folder(
     prepared: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Path], Path]]:
     """Changes to a copy of that folder with the files that a page shows, and returns it."""
-    rates = tmp_path / "here" / "home" / ".cache" / "rlcli" / "rates.json"
 
     def change(page: Path) -> Path:
         folder = shutil.copytree(prepared, tmp_path / "here", symlinks=True)
         write_files(page, folder)
-        if measured.exists():
-            rates.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copy(measured, rates)
         monkeypatch.chdir(folder)
         monkeypatch.setenv("HOME", str(folder / "home"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home" / ".cache"))
+        if measured.exists():
+            cache_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy(measured, cache_file())
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("WANDB_MODE", "offline")  # an imported configuration names it
         return folder
 
     yield change
-    if rates.exists():
-        shutil.copy(rates, measured)
+    if cache_file().is_relative_to(tmp_path) and cache_file().exists():
+        shutil.copy(cache_file(), measured)
 
 
 @pytest.fixture(scope="session")
